@@ -1,0 +1,57 @@
+"""One record for every instruction.
+
+Operands are names. A register name may end in `:i` or `:j` (the block's micro-batch parameter) and in `?` (pending). Names
+of buffers are declared in the plan's header (`p.l0` parameters, `g.l0` gradients, `o.l0` optimizer state, `b.loss`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from titan.compiler.plan.opcodes import OPCODES, Opcode
+from titan.compiler.plan.operators import Attribute
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """writes <- reads ^updates @group !stream {attributes}; `unit` names segment and layer of a compute instruction."""
+
+    opcode: str
+    writes: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
+    updates: tuple[str, ...] = ()
+    unit: str = ""
+    group: str = ""
+    stream: str = ""
+    attributes: tuple[tuple[str, Attribute], ...] = ()
+
+    @property
+    def row(self) -> Opcode:
+        return OPCODES[self.opcode]
+
+    def attribute(self, name: str, default: Attribute = "") -> Attribute:
+        for key, value in self.attributes:
+            if key == name:
+                return value
+        return default
+
+
+def base_name(register: str) -> str:
+    """Register name without micro-batch and pending mark: `x.l5:i?` -> `x.l5`."""
+    return register.rstrip("?").partition(":")[0]
+
+
+def type_name(register: str) -> str:
+    """Key of the plan's tensor types: the base name without layer and rebuilt mark: `d.x.l5:i?` -> `d.x`, `r.x.l5` -> `x`."""
+    name = base_name(register).removeprefix("r.")
+    head, mark, layer = name.rpartition(".l")
+    return head if mark and layer.isdigit() else name
+
+
+def unroll(name: str, arguments: dict[str, int]) -> str:
+    """Concrete name in a call: `x.l5:i?` with i = 3 -> `x.l5:3?`."""
+    if ":" not in name:
+        return name
+    base, _, parameter = name.partition(":")
+    pending = "?" if parameter.endswith("?") else ""
+    return f"{base}:{arguments[parameter.rstrip('?')]}{pending}"

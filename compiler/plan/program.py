@@ -1,0 +1,193 @@
+"""The plan: what is verified, priced, drawn and executed. Immutable; nothing in it that cannot be printed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from titan.compiler.plan.instruction import Instruction, unroll
+from titan.compiler.plan.mesh import Group, Mesh
+from titan.compiler.plan.operators import DTYPE_BYTES, TensorType
+from titan.compiler.plan.segment import Segment
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A trainable tensor. `tensor` is its padded global shape's *local* piece on one rank (shape after sharding, dtype,
+    layout); `shape` the global shape with padding; `rows` the true number of rows of dim 0 (padding rows stay zero)."""
+
+    name: str
+    shape: tuple[int, ...]
+    rows: int
+    tensor: TensorType
+    bucket: str
+    offset: int  # in elements, inside the bucket
+    decay: bool
+    initializer: str  # "normal:0.02", "ones", "zeros", "power_of_two"
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """A flat padded buffer of parameters that are reduced and updated together.
+
+    elements    local length, padded to a multiple of the shard group's size
+    dtype       of the parameters; gradients and optimizer state are float32 (float64 in a float64 run)
+    sums        groups over which gradients are summed before the shard group, in order
+    replicas    group over which gradients are summed last and, with ZeRO, sharded (data*context)
+    sharded     ZeRO stage 1: optimizer state sharded over `replicas`
+    uncounted   group whose ranks hold equal gradients after the sums: only coordinate 0 counts in the norm
+    homes       pipeline coordinates that hold a copy (tied weights: two; the first counts in the norm)
+    """
+
+    name: str
+    elements: int
+    dtype: str
+    sums: tuple[str, ...]
+    replicas: str
+    sharded: bool
+    uncounted: str
+    homes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """Storage of a role that lives for ever: `kind` is parameters, gradients, optimizer or metric."""
+
+    name: str
+    kind: str
+    dtype: str
+    elements: int
+
+    @property
+    def bytes(self) -> int:
+        return self.elements * DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True)
+class Block:
+    """The instruction list of one order element, with micro-batches as parameters (`i`, and `j` of a pair)."""
+
+    name: str
+    parameters: tuple[str, ...]
+    instructions: tuple[Instruction, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCall:
+    """A block with its micro-batches: `F.c0(3)`."""
+
+    block: str
+    arguments: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.block}({','.join(map(str, self.arguments))})"
+
+
+@dataclass(frozen=True)
+class Role:
+    """The ranks of one pipeline coordinate: they run the same program. Orders: `train` and `evaluate`."""
+
+    pipeline: int
+    layers: tuple[tuple[int, ...], ...]  # layers of each chunk
+    buffers: tuple[Buffer, ...]
+    blocks: tuple[Block, ...]
+    orders: tuple[tuple[str, tuple[BlockCall, ...]], ...]
+
+    @cached_property
+    def block_table(self) -> dict[str, Block]:
+        return {block.name: block for block in self.blocks}
+
+    def order(self, name: str) -> tuple[BlockCall, ...]:
+        return dict(self.orders)[name]
+
+    def instructions(self, order: str = "train") -> Iterator[tuple[int, int, BlockCall, Instruction]]:
+        """The unrolled program: (position of the call, index in the block, call, instruction with concrete names)."""
+        for position, call in enumerate(self.order(order)):
+            block = self.block_table[call.block]
+            arguments = dict(zip(block.parameters, call.arguments, strict=True))
+            for index, instruction in enumerate(block.instructions):
+                yield position, index, call, _concrete(instruction, arguments)
+
+
+def _concrete(instruction: Instruction, arguments: dict[str, int]) -> Instruction:
+    if not arguments:
+        return instruction
+    attributes = instruction.attributes
+    if instruction.opcode == "load_batch":
+        attributes = tuple((k, arguments.get(str(v), v) if k == "micro_batch" else v) for k, v in attributes)
+    return Instruction(
+        instruction.opcode,
+        tuple(unroll(n, arguments) for n in instruction.writes),
+        tuple(unroll(n, arguments) for n in instruction.reads),
+        instruction.updates,
+        instruction.unit,
+        instruction.group,
+        instruction.stream,
+        attributes,
+    )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`settings` are (key, JSON text) pairs: cluster, limit, training, data, strategy and reasons, so that no spec is needed."""
+
+    version: int
+    settings: tuple[tuple[str, str], ...]
+    mesh: Mesh
+    groups: tuple[Group, ...]
+    tensors: tuple[tuple[str, TensorType], ...]
+    buckets: tuple[Bucket, ...]
+    parameters: tuple[Parameter, ...]
+    segments: tuple[Segment, ...]
+    roles: tuple[Role, ...]
+
+    @cached_property
+    def types(self) -> dict[str, TensorType]:
+        return dict(self.tensors)
+
+    @cached_property
+    def segment_table(self) -> dict[str, Segment]:
+        return {segment.name: segment for segment in self.segments}
+
+    @cached_property
+    def bucket_table(self) -> dict[str, Bucket]:
+        return {bucket.name: bucket for bucket in self.buckets}
+
+    @cached_property
+    def parameter_table(self) -> dict[str, Parameter]:
+        return {parameter.name: parameter for parameter in self.parameters}
+
+    @cached_property
+    def group_table(self) -> dict[str, Group]:
+        return {group.name: group for group in self.groups}
+
+    @cached_property
+    def setting_table(self) -> dict[str, Any]:
+        return {key: json.loads(text) for key, text in self.settings}
+
+    def setting(self, key: str, default: Any = None) -> Any:
+        return self.setting_table.get(key, default)
+
+    def role_of(self, rank: int) -> Role:
+        """The role whose program a rank runs."""
+        return self.roles[self.mesh.coordinates(rank)["pipeline"]]
+
+    def group_members(self, rank: int, group: str) -> tuple[int, ...]:
+        """Global ranks of the group of this name that `rank` belongs to."""
+        declared = self.group_table.get(group)
+        if declared:
+            return self.mesh.members(rank, declared.axes, declared.pipeline)
+        return self.mesh.members(rank, group)
+
+    def group_size(self, group: str) -> int:
+        declared = self.group_table.get(group)
+        if declared is None:
+            return self.mesh.size(group)
+        size = self.mesh.size(declared.axes)
+        return size // self.mesh.size("pipeline") * len(declared.pipeline) if declared.pipeline else size
+
+    def bucket_parameters(self, bucket: str) -> tuple[Parameter, ...]:
+        return tuple(p for p in self.parameters if p.bucket == bucket)

@@ -1,0 +1,107 @@
+"""The kinds of field a spec is made of: numbers with units, words, blocks. They read evaluated values and plain Python ones alike."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from titan.compiler.spec.values import Scalar, describe
+
+# Kinds and words of later versions: refused by name with the reason instead of as unknown.
+LATER: dict[str, str] = {
+    "fp16": "half precision needs loss scaling, which is not built yet",
+    "fp8": "8-bit training needs scaled matrix multiplications, which are not built yet",
+    "mla": "multi-head latent attention is not built yet",
+    "moe": "mixture-of-experts layers are not built yet",
+}
+
+
+def refuse(code: str, message: str, nearest: tuple[str, ...] = (), at: str = "") -> PydanticCustomError:
+    """An error with a code of the catalogue; `at` is the path of the offending key below the block."""
+    return PydanticCustomError(code, "{message}", {"message": message, "nearest": nearest, "at": at})  # type: ignore[arg-type]
+
+
+def quantity(*dimensions: str) -> BeforeValidator:
+    """Accept a number of one of the dimensions ("" is a plain number); give its value in base units."""
+
+    def read(value: Any) -> Any:
+        if not isinstance(value, Scalar):
+            return value
+        if value.dimension not in dimensions:
+            raise refuse("T215", _wrong_unit(value, dimensions))
+        return value.value
+
+    return BeforeValidator(read)
+
+
+_UNITS = {
+    "": "a plain number",
+    "bytes": "bytes (GB, GiB, ...)",
+    "bytes/s": "a bandwidth (GB/s, Gb/s, ...)",
+    "flops": "operations (FLOP)",
+    "flop/s": "a rate (TFLOP/s, ...)",
+    "seconds": "a time (us, ms, s, ...)",
+    "tokens": "tokens",
+    "fraction": "a fraction (0.9 or 90%)",
+    "money": "money ($)",
+    "money/hour": "money per hour ($/h)",
+}
+
+
+def _wrong_unit(value: Scalar, dimensions: tuple[str, ...]) -> str:
+    wanted = " or ".join(_UNITS.get(d, d) for d in dimensions)
+    given = _UNITS.get(value.dimension, value.dimension)
+    return f"{value.text} is {given}, but here {wanted} is needed"
+
+
+def _absent(value: Any) -> Any:
+    return None if value == "none" else value
+
+
+NONE_WORD = BeforeValidator(_absent)  # `clip = none` is the absence of a value
+
+Count = Annotated[int, Field(gt=0, lt=2**53), quantity("")]
+Natural = Annotated[int, Field(ge=0, lt=2**53), quantity("")]
+Length = Annotated[int, Field(gt=0, lt=2**53), quantity("", "tokens")]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), quantity("")]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), quantity("")]
+Share = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False), quantity("", "fraction")]
+Bytes = Annotated[int, Field(gt=0), quantity("bytes")]
+Reserve = Annotated[int, Field(ge=0), quantity("bytes")]
+Bandwidth = Annotated[float, Field(gt=0, allow_inf_nan=False), quantity("bytes/s")]
+Rate = Annotated[float, Field(gt=0, allow_inf_nan=False), quantity("flop/s")]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False), quantity("seconds")]
+Price = Annotated[float, Field(ge=0, allow_inf_nan=False), quantity("money/hour")]
+Flag = Annotated[bool, Field(strict=True)]
+
+
+class Part(BaseModel):
+    """A block of the spec. `KINDS` are the names it may be written with; a bare `{ ... }` is always allowed."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=False, protected_namespaces=())
+    KINDS: ClassVar[tuple[str, ...]] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named_rightly(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or "<kind>" not in data:
+            return data
+        data = dict(data)
+        kind = data.pop("<kind>")
+        if kind and kind not in cls.KINDS:
+            raise wrong_kind(kind, cls.KINDS)
+        return data
+
+
+def wrong_kind(kind: str, kinds: tuple[str, ...]) -> PydanticCustomError:
+    """The refusal of `kind { ... }` where only `kinds` may stand."""
+    offered = ", ".join(f"`{k}`" for k in kinds)
+    if kind in LATER:
+        return refuse("T224", f"`{kind}` is not available in this version: {LATER[kind]}; available: {offered}", kinds)
+    return refuse("T217", f"`{kind} {{ ... }}` cannot stand here; this is {offered}", kinds)
+
+
+def shown(value: object) -> str:
+    return describe(value)
