@@ -37,6 +37,18 @@ class Diagnostic:
     severity: str = "error"  # or "warning"
 
 
+@dataclass(frozen=True, slots=True)
+class Code:
+    """A row of the catalogue: `T` and three digits, a title of a few words, the rule, the usual cause, an example, the cure."""
+
+    code: str
+    title: str
+    rule: str
+    cause: str
+    example: str
+    cure: str
+
+
 class TitanError(Exception):
     """One or more diagnostics; the command line prints them all and exits with 2 (or `exit_code`)."""
 
