@@ -1,0 +1,52 @@
+"""The strategy: every choice about how a model lies on a cluster, each with the reason that decided it.
+
+Search decides, passes obey: a pass has no switches of its own, it reads a field here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import gcd
+
+from titan.compiler.plan.mesh import Mesh
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """Degrees by axis and every other choice.
+
+    sequence_parallel  Megatron sequence parallelism: activations between tensor regions are sharded along the sequence
+    context_form       `gathered` (keys and values gathered) or `heads` (Ulysses head exchange)
+    zero               ZeRO stage
+    schedule           a name of `compiler/schedules`
+    recompute          `none` or `full`, for every layer
+    micro_batch        sequences per micro-batch and data rank
+    stages             layers of each chunk, in model order; chunk c is held by pipeline rank c (one chunk per rank)
+    reasons            (field, origin, sentence): origin is user, default or search
+    """
+
+    region: int = 1
+    pipeline: int = 1
+    data: int = 1
+    context: int = 1
+    tensor: int = 1
+    sequence_parallel: bool = False
+    context_form: str = "gathered"
+    zero: int = 0
+    schedule: str = "one_f_one_b"
+    recompute: str = "none"
+    micro_batch: int = 1
+    micro_batches: int = 1
+    stages: tuple[int, ...] = ()
+    reasons: tuple[tuple[str, str, str], ...] = field(default=())
+
+    @property
+    def world_size(self) -> int:
+        return self.region * self.pipeline * self.data * self.context * self.tensor
+
+    def mesh(self, kv_heads: int) -> Mesh:
+        """The mesh; `tensor` is split into `tensor.kv` and `tensor.rep` when there are fewer KV heads than ranks on it."""
+        shared = gcd(self.tensor, kv_heads)
+        split = (("tensor", self.tensor),) if shared == self.tensor else (("tensor.kv", shared), ("tensor.rep", self.tensor // shared))
+        outer = (("region", self.region), ("pipeline", self.pipeline), ("data", self.data), ("context", self.context))
+        return Mesh((*outer, *split))
