@@ -1,8 +1,8 @@
 """A pseudo-random permutation of 0..n-1 that is evaluated at one point: no list of n numbers is ever made.
 
-A Feistel network permutes the integers of k bits, the smallest power of two that holds n; walking along its cycle until
-the value is below n restricts it to a permutation of 0..n-1 (Black and Rogaway, "Ciphers with arbitrary finite domains",
-2002). Less than two walks are expected, whatever n.
+A Feistel network permutes the integers of k bits, where 2^k is the smallest that holds n; walking along its cycle
+until the value is below n restricts it to a permutation of 0..n-1 (Black and Rogaway, "Ciphers with arbitrary
+finite domains", 2002). Less than two walks are expected, whatever n.
 """
 
 from __future__ import annotations
