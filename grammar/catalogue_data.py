@@ -104,10 +104,10 @@ ROWS: tuple[Code, ...] = (
     Code(
         "T513",
         "data not understood",
-        'Data is `shakespeare`, `tokens("FILE")`, or `synthetic(VOCABULARY)`.',
+        'Data is `shakespeare`, `shakespeare("TOKENIZER")`, `tokens("FILE")`, or `synthetic(VOCABULARY)`.',
         "A misspelt name, or a path without its tokens(...).",
         "data = shakespear",
-        "Use one of the three forms.",
+        "Use one of these forms.",
     ),
     Code(
         "T514",
