@@ -5,10 +5,13 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from titan.grammar.catalogue import CATALOGUE
 from titan.grammar.diagnostics import TitanError
 from titan.runtime import prepare as module
@@ -50,6 +53,17 @@ def test_bytes_are_written_as_they_are(tmp_path: Path) -> None:
     assert tokens_of(tmp_path / "out.tokens") == [97, 98, 13, 10, 99, 10, 10, 256, 0xC3, 0xA9, 256]
     assert (result.train.tokens, result.train.text_bytes, result.validation) == (11, 9, None)
     assert open_tokens(tmp_path / "out.tokens").header.tokenizer == "byte"
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.text("ab' \n\n\n\t\r", max_size=40))
+def test_a_cut_at_any_allowed_place_changes_no_token(text: str) -> None:
+    tokenizer = load_tokenizer("bpe1024")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "PIECE_BYTES", 1)
+        pieces = [piece.text for piece in module._pieces([re.findall(r".*\n|.+", text)], None)]
+    assert "".join(pieces) == text
+    assert [token for piece in pieces for token in tokenizer.encode(piece)] == tokenizer.encode(text)
 
 
 @pytest.mark.parametrize("piece", (200, 5_000, 1 << 20))
