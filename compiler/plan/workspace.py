@@ -1,0 +1,83 @@
+"""What one run of a segment's body costs: FLOPs, and the bytes of body values that no register holds."""
+
+from __future__ import annotations
+
+from titan.compiler.plan.operators import DTYPE_BYTES, Flops
+from titan.compiler.plan.segment import Call, Segment
+
+
+def segment_flops(segment: Segment) -> Flops:
+    """Work of one run of the segment: forward, gradients of inputs, gradients of weights.
+
+    `backward_input` counts what `backward_input` does: weights of rows in `weight_with_input` are part of their row's
+    figure; a product whose gradient nobody needs (an input without gradient) counts nothing.
+    """
+    forward = inputs = weights = 0.0
+    for call in segment.body:
+        row = call.row
+        found = row.flops(dict(call.attributes), tuple(segment.types[o] for o in call.operands))
+        forward += found.forward
+        wanted = [
+            o
+            for n, o in zip(row.operands, call.operands, strict=True)
+            if n not in row.data and o in segment.differentiable and (n not in row.parameters or row.weight_with_input)
+        ]
+        if wanted:
+            inputs += found.backward_input
+        if row.parameters and not row.weight_with_input:
+            weights += found.backward_weight
+    return Flops(forward, inputs, weights)
+
+
+def _forward_workspace(segment: Segment, retained: set[str]) -> int:
+    """Largest sum of body values that are alive at once and not retained by the plan."""
+    last = {o: n for n, call in enumerate(segment.body) for o in call.operands}
+    live, peak = 0, 0
+    inside: dict[str, int] = {}
+    for n, call in enumerate(segment.body):
+        for value in call.results:
+            if value not in retained:
+                inside[value] = segment.types[value].bytes
+                live += inside[value]
+        peak = max(peak, live)
+        for value in {*call.operands, *call.results}:
+            if value in inside and last.get(value, n) == n:
+                live -= inside.pop(value)
+    return peak
+
+
+def _weight_scratch(segment: Segment, call: Call) -> int:
+    """A half-precision weight gradient is formed apart before it is added to its float32 sum."""
+    row = call.row
+    named = dict(zip(row.operands, call.operands, strict=True))
+    types = [segment.types[named[p]] for p in row.parameters]
+    return 0 if row.weight_with_input else sum(t.bytes for t in types if DTYPE_BYTES[t.dtype] < 4)
+
+
+def _backward_workspace(segment: Segment, retained: set[str], weights: bool) -> int:
+    """The same for the gradients of body values, from the last call to the first."""
+    live, peak = 0, 0
+    inside: dict[str, int] = {}
+    outside = {*segment.inputs, *segment.outputs, *segment.parameters}
+    for call in reversed(segment.body):
+        for value in call.operands:
+            if value in segment.differentiable and value not in outside and value not in inside:
+                if "d." + value in retained:
+                    continue
+                inside[value] = segment.types[value].bytes
+                live += inside[value]
+        peak = max(peak, live + (_weight_scratch(segment, call) if weights else 0))
+        for value in call.results:
+            live -= inside.pop(value, 0)
+    return peak
+
+
+def segment_workspace(segment: Segment, opcode: str, frame: bool) -> int:
+    """Bytes that one instruction needs beside its registers; `frame`: the forward keeps its frame."""
+    if opcode in ("forward", "recompute"):
+        kept = segment.frame if frame else ()
+        return _forward_workspace(segment, {*segment.outputs, *kept})
+    if opcode == "backward_weight":
+        return max((_weight_scratch(segment, call) for call in segment.body), default=0)
+    retained = set(segment.weight_frame) if opcode == "backward_input" else set()
+    return _backward_workspace(segment, retained, opcode == "backward")
