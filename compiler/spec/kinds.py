@@ -1,4 +1,4 @@
-"""The kinds of field a spec is made of: numbers with units, words, blocks. They read evaluated values and plain Python ones alike."""
+"""The kinds of field a spec is made of: numbers with units, words, blocks; read from evaluated or Python values."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
+from titan.compiler.spec.values import Scalar
 
-from titan.compiler.spec.values import Scalar, describe
+KIND, NAME = "<kind>", "<name>"  # what a written block was called, beside its keys
 
 # Kinds and words of later versions: refused by name with the reason instead of as unknown.
 LATER: dict[str, str] = {
@@ -20,13 +21,15 @@ LATER: dict[str, str] = {
 
 def refuse(code: str, message: str, nearest: tuple[str, ...] = (), at: str = "") -> PydanticCustomError:
     """An error with a code of the catalogue; `at` is the path of the offending key below the block."""
-    return PydanticCustomError(code, "{message}", {"message": message, "nearest": nearest, "at": at})  # type: ignore[arg-type]
+    return PydanticCustomError(code, "{message}", {"message": message, "nearest": nearest, "at": at})
 
 
 def quantity(*dimensions: str) -> BeforeValidator:
     """Accept a number of one of the dimensions ("" is a plain number); give its value in base units."""
 
     def read(value: Any) -> Any:
+        if isinstance(value, bool | str | dict | list):
+            raise refuse("T214", f"here {_wanted(dimensions)} is needed")
         if not isinstance(value, Scalar):
             return value
         if value.dimension not in dimensions:
@@ -44,22 +47,31 @@ _UNITS = {
     "flop/s": "a rate (TFLOP/s, ...)",
     "seconds": "a time (us, ms, s, ...)",
     "tokens": "tokens",
+    "sequences": "sequences",
     "fraction": "a fraction (0.9 or 90%)",
     "money": "money ($)",
     "money/hour": "money per hour ($/h)",
 }
 
 
+def _wanted(dimensions: tuple[str, ...]) -> str:
+    return " or ".join(_UNITS.get(d, d) for d in dimensions)
+
+
 def _wrong_unit(value: Scalar, dimensions: tuple[str, ...]) -> str:
-    wanted = " or ".join(_UNITS.get(d, d) for d in dimensions)
-    given = _UNITS.get(value.dimension, value.dimension)
-    return f"{value.text} is {given}, but here {wanted} is needed"
+    return f"{value.text} is {_wanted((value.dimension,))}, but here {_wanted(dimensions)} is needed"
+
+
+def entries(data: Any) -> Any:
+    """The keys of a block without what it was called."""
+    return {k: v for k, v in data.items() if k not in (KIND, NAME)} if isinstance(data, dict) else data
 
 
 def _absent(value: Any) -> Any:
     return None if value == "none" else value
 
 
+TABLE = BeforeValidator(entries)  # a block whose keys are free names
 NONE_WORD = BeforeValidator(_absent)  # `clip = none` is the absence of a value
 
 Count = Annotated[int, Field(gt=0, lt=2**53), quantity("")]
@@ -86,13 +98,13 @@ class Part(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _named_rightly(cls, data: Any) -> Any:
-        if not isinstance(data, dict) or "<kind>" not in data:
+        if not isinstance(data, dict) or KIND not in data:
             return data
-        data = dict(data)
-        kind = data.pop("<kind>")
-        if kind and kind not in cls.KINDS:
-            raise wrong_kind(kind, cls.KINDS)
-        return data
+        if data[KIND] and data[KIND] not in cls.KINDS:
+            raise wrong_kind(data[KIND], cls.KINDS)
+        if "name" in cls.model_fields and "name" not in data and data[NAME]:
+            data = data | {"name": data[NAME]}
+        return entries(data)
 
 
 def wrong_kind(kind: str, kinds: tuple[str, ...]) -> PydanticCustomError:
@@ -103,5 +115,14 @@ def wrong_kind(kind: str, kinds: tuple[str, ...]) -> PydanticCustomError:
     return refuse("T217", f"`{kind} {{ ... }}` cannot stand here; this is {offered}", kinds)
 
 
-def shown(value: object) -> str:
-    return describe(value)
+def whole(value: Any) -> int | None:
+    """The value when it is a positive whole number, else None."""
+    value = value.value if isinstance(value, Scalar) else value
+    return int(value) if isinstance(value, int | float) and value > 0 and value == int(value) else None
+
+
+def divisors_around(number: int, wish: int) -> tuple[int, ...]:
+    """The nearest divisors of `number` below and above `wish`."""
+    below = next((d for d in range(min(wish, number), 0, -1) if number % d == 0), None)
+    above = next((d for d in range(wish + 1, number + 1) if number % d == 0), None)
+    return tuple(d for d in (below, above) if d is not None)

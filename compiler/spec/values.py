@@ -1,4 +1,4 @@
-"""Evaluated values: what an expression of a `.titan` file stands for once names, arithmetic and overrides are worked out."""
+"""Evaluated values: what an expression of a `.titan` file stands for, names, arithmetic and overrides worked out."""
 
 from __future__ import annotations
 

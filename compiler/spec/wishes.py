@@ -11,7 +11,7 @@ from titan.grammar.diagnostics import Span
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """`relation` is auto, =, <=, >= or in; `values` holds the one value or the listed ones (a stage list is one value)."""
+    """`relation` is auto, =, <=, >= or in; `values` holds the one or the listed values (a stage list is one value)."""
 
     relation: str = "auto"
     values: tuple[Any, ...] = ()

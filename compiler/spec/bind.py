@@ -1,0 +1,193 @@
+"""Written blocks to parts of the spec: pydantic checks them, each finding becomes a diagnostic at its place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ValidationError
+from titan.compiler.spec.kinds import KIND, LATER, NAME, Part
+from titan.compiler.spec.report import Report, similar
+from titan.compiler.spec.synonyms import SYNONYMS
+from titan.compiler.spec.values import (
+    Broken,
+    Field,
+    Items,
+    Layers,
+    Origins,
+    Record,
+    Text,
+    Value,
+    Word,
+    describe,
+)
+from titan.grammar.diagnostics import Note
+
+P = TypeVar("P", bound=Part)
+
+# keys that follow from others: their absence is not worth a word when those are already wrong
+_DERIVED = {"attention.head_dim": ("hidden", "attention.heads"), "attention.kv_heads": ("attention.heads",)}
+_RANGES = {
+    "greater_than": ("greater than", "gt"),
+    "greater_than_equal": ("at least", "ge"),
+    "less_than": ("less than", "lt"),
+    "less_than_equal": ("at most", "le"),
+}
+_EXPECTED = {
+    "int": "a whole number",
+    "float": "a number",
+    "finite": "a finite number",
+    "string": "a name or a text",
+    "bool": "true or false",
+    "model": "a block { ... }",
+    "dict": "a block { ... }",
+    "tuple": "layers, `32 * dense { ... }`",
+}
+
+
+@dataclass(slots=True)
+class Binder:
+    """Binds blocks to parts; keeps where every path was written in `origins`."""
+
+    report: Report
+    origins: Origins = field(default_factory=Origins)
+    texts: dict[str, str] = field(default_factory=dict)
+    broken: set[str] = field(default_factory=set)
+
+    def bind(self, part: type[P], value: Value | None, path: str, extra: dict[str, int] | None = None) -> P | None:
+        """The part, or None with the errors in the report; `extra` are keys that nobody wrote."""
+        if value is None:
+            return None
+        data = self.plain(value, path)
+        if isinstance(value, Broken):
+            return None
+        if extra and isinstance(data, dict):
+            data = data | extra
+        try:
+            bound = part.model_validate(data)
+        except ValidationError as error:
+            self._translate(part, path, error)
+            return None
+        return None if any(b.startswith(path) for b in self.broken) else bound
+
+    def plain(self, value: Value, path: str) -> Any:
+        """The value as dicts, lists and scalars for pydantic; records where each path was written."""
+        self.origins.values[path] = value.span
+        self.texts[path] = describe(value)
+        match value:
+            case Record(kind, fields, _, name):
+                entries = {key: self._entry(written, f"{path}.{key}") for key, written in fields.items()}
+                return {KIND: kind, NAME: name} | entries
+            case Layers(groups):
+                pairs = enumerate(groups)
+                return [
+                    {"count": self.plain(n, f"{path}.{i}.count"), "block": self.plain(b, f"{path}.{i}.block")}
+                    for i, (n, b) in pairs
+                ]
+            case Items(items):
+                return [self.plain(item, f"{path}.{i}") for i, item in enumerate(items)]
+            case Word(name):
+                return {"true": True, "false": False}.get(name, name)
+            case Text(text):
+                return text
+            case Broken():
+                self.broken.add(path)
+        return value
+
+    def _entry(self, written: Field, path: str) -> Any:
+        self.origins.keys[path] = written.key
+        if written.relation != "=":
+            key = path.rpartition(".")[2]
+            self.report.error(
+                "T223", f"`{key} {written.relation} ...` is a wish, but `{key}` must be given: write =", written.key
+            )
+            self.broken.add(path)
+        return self.plain(written.value, path)
+
+    # pydantic's findings in our words
+
+    def _translate(self, part: type[Part], path: str, error: ValidationError) -> None:
+        findings = error.errors(include_url=False)
+        wrong = {".".join(map(str, f["loc"])) for f in findings} | {b.removeprefix(f"{path}.") for b in self.broken}
+        for finding in findings:
+            place = ".".join(str(p) for p in finding["loc"] if p != "[key]")
+            if any(cause in wrong for cause in _DERIVED.get(place, ())):
+                continue
+            full = f"{path}.{place}" if place else path
+            if any(full == b or full.startswith(f"{b}.") for b in self.broken):
+                continue
+            self._tell(part, full, finding)
+
+    def _tell(self, part: type[Part], path: str, finding: Any) -> None:
+        kind, context, key = finding["type"], finding.get("ctx", {}), path.rpartition(".")[2]
+        span, text = self.origins.value(path), self.texts.get(path, "")
+        if kind.startswith("T") and kind[1:].isdigit():
+            at = f"{path}.{context['at']}" if context["at"] else path
+            self.report.error(kind, context["message"], self.origins.value(at), tuple(context["nearest"]))
+        elif kind == "missing":
+            self._missing(path, key)
+        elif kind == "extra_forbidden":
+            self._extra(part, path, key)
+        elif kind in _RANGES:
+            words, bound = _RANGES[kind]
+            self.report.error("T216", f"`{key}` must be {words} {context[bound]}, not {text}", span)
+        elif kind == "literal_error":
+            self._choice(part, path, key, text)
+        else:
+            expected = _EXPECTED.get(kind.partition("_")[0], finding["msg"])
+            self.report.error("T214", f"`{key}` must be {expected}, not {text or finding['input']}", span)
+
+    def _missing(self, path: str, key: str) -> None:
+        block = path.rpartition(".")[0]
+        self.report.error("T212", f"`{key}` is missing in `{block}`", self.origins.value(block), (f"{key} = ...",))
+
+    def _extra(self, part: type[Part], path: str, key: str) -> None:
+        owner = _part_at(part, path.split(".")[1:-1])
+        known = list(owner.model_fields) if owner else []
+        block = path.rpartition(".")[0]
+        near = similar(key, known) or tuple(s for s in SYNONYMS.get(key, ()) if s.rpartition(".")[2] in known)
+        notes = [Note(f"`{block}` has the keys {', '.join(known)}")] if known else []
+        if not near:
+            near = SYNONYMS.get(key, ())
+        self.report.error("T211", f"`{key}` is no key of `{block}`", self.origins.key(path), near, tuple(notes))
+
+    def _choice(self, part: type[Part], path: str, key: str, text: str) -> None:
+        owner = _part_at(part, path.split(".")[1:-1])
+        choices = _choices(owner, key)
+        span = self.origins.value(path)
+        word = text.strip('"')
+        if word in LATER:
+            message = f"`{key} = {word}` is not available in this version: {LATER[word]}"
+            self.report.error("T224", message, span, choices)
+        else:
+            near = similar(word, choices) or choices
+            note = (Note(f"`{key}` may be {', '.join(choices)}"),) if choices else ()
+            self.report.error("T217", f"`{key}` cannot be {text}", span, near, note)
+
+
+def _part_at(part: type[Part], keys: list[str]) -> type[Part] | None:
+    """The class of the block at a path below `part`."""
+    current: type[Part] | None = part
+    for key in keys:
+        if current is None or key.isdigit():
+            continue
+        info = current.model_fields.get(key)
+        current = _inner(info.annotation) if info else None
+    return current
+
+
+def _inner(annotation: Any) -> type[Part] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation if issubclass(annotation, Part) else None
+    return next((found for a in get_args(annotation) if (found := _inner(a))), None)
+
+
+def _choices(owner: type[Part] | None, key: str) -> tuple[str, ...]:
+    if owner is None:
+        return ()
+    if key in owner.model_fields:
+        return tuple(str(a) for a in get_args(owner.model_fields[key].annotation))
+    # a key of a table, such as `peak`
+    return tuple(
+        str(a) for info in owner.model_fields.values() for a in get_args((get_args(info.annotation) or ("",))[0])
+    )

@@ -1,0 +1,104 @@
+"""The training part of a spec: batch, precision, optimizer, length, data."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, model_validator
+from pydantic import Field as Rule
+from titan.compiler.spec.kinds import (
+    NONE_WORD,
+    Count,
+    Length,
+    Natural,
+    NonNegative,
+    Part,
+    Positive,
+    Share,
+    quantity,
+    refuse,
+    whole,
+)
+from titan.compiler.spec.values import Applied, Scalar, describe
+
+
+def _described(value: Any) -> Any:
+    """`tokens("corpus.bin")` as the text that names it to the data loader."""
+    if not isinstance(value, Applied):
+        return value
+    return f"{value.name}({', '.join(describe(argument) for argument in value.arguments)})"
+
+
+class AdamW(Part):
+    """AdamW with decoupled weight decay; without `min_learning_rate` a cosine ends at a tenth of the peak."""
+
+    KINDS = ("adamw",)
+    learning_rate: Positive
+    min_learning_rate: Annotated[NonNegative | None, NONE_WORD] = None
+    beta1: Share = 0.9
+    beta2: Share = 0.95
+    eps: Positive = 1e-8
+    weight_decay: NonNegative = 0.1
+
+
+class Validation(Part):
+    """Held-out loss: each `every` steps over `batches` global batches of `data` (empty: the held-out part)."""
+
+    KINDS = ("validation",)
+    data: Annotated[str, BeforeValidator(_described)] = ""
+    every: Count = 100
+    batches: Count = 8
+
+
+class Train(Part):
+    """Training settings; `global_batch` in sequences (`4Mi tokens` is divided by `sequence`)."""
+
+    KINDS = ("train",)
+    sequence: Length
+    global_batch: Annotated[int, Rule(gt=0, lt=2**53), quantity("", "sequences")]
+    precision: Literal["fp32", "bf16", "fp64"] = "fp32"
+    optimizer: AdamW = AdamW(learning_rate=3e-4)
+    warmup_steps: Natural = 0
+    steps: Annotated[Count | None, NONE_WORD] = None
+    total_tokens: Annotated[Annotated[int, Rule(gt=0), quantity("tokens", "")] | None, NONE_WORD] = None
+    schedule: Literal["cosine", "constant"] = "cosine"
+    clip: Annotated[Positive | None, NONE_WORD] = 1.0
+    data: Annotated[str, BeforeValidator(_described)] = ""
+    validation: Annotated[Validation | None, NONE_WORD] = None
+    seed: Natural = 1234
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sequences(cls, data: Any) -> Any:
+        """Tokens per batch become sequences; a batch is never rounded."""
+        batch = data.get("global_batch") if isinstance(data, dict) else None
+        length = whole(data.get("sequence")) if isinstance(data, dict) else None
+        if not isinstance(batch, Scalar) or batch.dimension != "tokens" or not length:
+            return data
+        count, rest = divmod(batch.value, length)
+        if rest:
+            near = tuple(f"{k * length} tokens" for k in (count, count + 1) if k)
+            text = f"global_batch = {batch.text} is no whole number of sequences of {length} tokens"
+            raise refuse("T229", text, near, at="global_batch")
+        return data | {"global_batch": int(count)}
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Train:
+        if self.steps is not None and self.total_tokens is not None:
+            raise refuse("T235", "`steps` and `total_tokens` both say how long to train; give one", at="total_tokens")
+        end = self.total_steps
+        if end is not None and self.warmup_steps > end:
+            text = f"warmup_steps = {self.warmup_steps} is longer than the training of {end} steps"
+            raise refuse("T235", text, (f"warmup_steps <= {end}",), at="warmup_steps")
+        return self
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.global_batch * self.sequence
+
+    @property
+    def total_steps(self) -> int | None:
+        """Optimizer steps of the whole job (total tokens rounded up to whole steps), None when not said."""
+        if self.steps is not None or self.total_tokens is None:
+            return self.steps
+        return -(-self.total_tokens // self.tokens_per_step)
