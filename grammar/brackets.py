@@ -1,6 +1,6 @@
-"""Every bracket gets its partner: what is missing is reported once and put in, what is too much is reported and left out.
+"""Every bracket gets its partner: what is missing is reported once and put in, what is too much reported and left out.
 
-Where the counts do not come out, indentation says which block was meant to end where; in a balanced file it means nothing.
+Where the counts do not come out, indentation says where a block was meant to end; in a balanced file it means nothing.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Source to syntax tree: scanner, brackets, lines, and an LALR(1) automaton over the table of `titan.lark`.
 
-An error costs its own line: the automaton goes back to the start of the line, leaves the line out and goes on, so that a file
-shows all its errors at once and none of them twice.
+An error costs its own line: the automaton goes back to the start of the line, leaves the line out and goes on, so that
+a file shows all its errors at once and none of them twice.
 """
 
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from titan.grammar import syntax_errors
 from titan.grammar.brackets import balance
@@ -15,10 +15,10 @@ from titan.grammar.diagnostics import Diagnostic, Note, Span, TitanError
 from titan.grammar.lines import join_lines
 from titan.grammar.nodes import BUILDERS
 from titan.grammar.scanner import CLOSERS, OPENERS, Token, scan
+from titan.grammar.sources import LARGEST_SOURCE
 from titan.grammar.syntax import SyntaxTree
 from titan.grammar.tables import END, Rule, Table, load_table
 
-LARGEST_SOURCE = 1 << 20  # characters
 _MOST_ERRORS = 20
 _DEEPEST_TREE = 200  # nodes within nodes: who walks over a tree may recurse
 
@@ -53,15 +53,9 @@ def _sorted(problems: list[Diagnostic]) -> list[Diagnostic]:
     return problems
 
 
-class _Frame(NamedTuple):
-    """The automaton's stack, linked and never changed, so that any earlier stack can be kept for going back."""
-
-    state: int
-    value: Any
-    start: Token
-    end: Token
-    depth: int
-    below: _Frame | None
+# The automaton's stack: (state, value, first token, last token, depth, the stack below). It is linked and never
+# changed, so that any earlier stack can be kept for going back.
+_Stack = tuple[int, Any, Token, Token, int, Any]
 
 
 class _Parsing:
@@ -75,78 +69,79 @@ class _Parsing:
         self.problems = problems
         self.failed_lines = {d.span.line for d in problems if d.span}
         self.table: Table = table()
-        self.top = _Frame(0, None, last, last, 0, None)
+        self.stack: _Stack = (0, None, last, last, 0, None)
         self.result: Any = ()
 
     def run(self) -> None:
-        index, line_start, line_top = 0, 0, self.top
+        index, line_start, line_stack = 0, 0, self.stack
         while index < len(self.tokens):
             if index in self.starts:
-                line_start, line_top = index, self.top
+                line_start, line_stack = index, self.stack
             if self.feed(self.tokens[index]):
                 index += 1
                 continue
             self.report(index)
             if len(self.problems) >= _MOST_ERRORS or self.tokens[index].type == END:
                 return
-            self.top = line_top
+            self.stack = line_stack
             index = self.skip_line(line_start, index)
-        self.result = self.top.value if not self.problems else ()
+        self.result = self.stack[1] if not self.problems else ()
 
     def feed(self, token: Token) -> bool:
         """Shift `token` after the reductions that it calls for; False where the grammar has no place for it."""
-        actions, kind = self.table.actions, token.type
+        actions, rules, kind = self.table.actions, self.table.rules, token.type
         while True:
-            action = actions[self.top.state].get(kind)
+            state = self.stack[0]
+            action = actions[state].get(kind)
             if action is None:
-                return kind == END and self.top.state == self.table.accepting
+                return kind == END and state == self.table.accepting
             if action >= 0:
-                self.top = _Frame(action, token, token, token, 0, self.top)
+                self.stack = (action, token, token, token, 0, self.stack)
                 return True
-            self.reduce(self.table.rules[~action], token)
+            rule = rules[~action]
+            if rule.passes:
+                _, value, first, last, depth, below = self.stack
+                self.stack = (actions[below[0]][rule.origin], value, first, last, depth, below)
+            else:
+                self.stack = self.reduce(rule, token)
 
-    def reduce(self, rule: Rule, ahead: Token) -> None:
-        frames: list[_Frame] = []
-        below = self.top
-        for _ in rule.keep:
-            frames.append(below)
-            assert below.below is not None
-            below = below.below
-        frames.reverse()
-        first, last = (frames[0].start, frames[-1].end) if frames else (ahead, ahead)
-        depth = max([frame.depth for frame in frames], default=0)
-        value: Any = None
-        if not self.problems:
-            value, depth = self.build(rule, frames, first, last, depth)
-        goto = self.table.actions[below.state][rule.origin]
-        self.top = _Frame(goto, value, first, last, depth, below)
-
-    def build(self, rule: Rule, frames: list[_Frame], first: Token, last: Token, depth: int) -> tuple[Any, int]:
-        kept = [frame.value for frame, keep in zip(frames, rule.keep, strict=True) if keep]
-        if rule.transparent and len(kept) == 1:
-            return kept[0], depth
-        children = _splice(kept)
-        if rule.spliced:
-            return children, depth
-        span = Span(self.path, first.line, first.column, last.line, last.column + len(last.text))
-        if depth >= _DEEPEST_TREE:
-            raise TitanError(syntax_errors.too_deep(_DEEPEST_TREE, span))
-        return BUILDERS[rule.builder](span, children), depth + 1
+    def reduce(self, rule: Rule, ahead: Token) -> _Stack:
+        """The stack with the frames of `rule`'s symbols replaced by one with its node, or its list if it is spliced."""
+        kept: list[Any] = []
+        below, depth, first, last = self.stack, 0, ahead, self.stack[3] if rule.keep else ahead
+        for keep in reversed(rule.keep):
+            _, value, first, _, deep, below = below
+            if keep:
+                kept.append(value)
+                depth = max(depth, deep)
+        if self.problems:
+            node = None  # there will be no tree
+        elif rule.transparent and len(kept) == 1:
+            node = kept[0]
+        elif rule.spliced:
+            node = _splice(kept)
+        else:
+            depth += 1
+            span = Span(self.path, first.line, first.column, last.line, last.column + len(last.text))
+            if depth > _DEEPEST_TREE:
+                raise TitanError(syntax_errors.too_deep(_DEEPEST_TREE, span))
+            node = BUILDERS[rule.builder](span, _splice(kept))
+        return (self.table.actions[below[0]][rule.origin], node, first, last, depth, below)
 
     def report(self, index: int) -> None:
         """Say what is wrong at `index`, unless its line has already been found wrong."""
         token = self.tokens[index]
         before = self.tokens[index - 1] if index else None
         lines = {token.line} if token.type not in ("_NEWLINE", END) or before is None else {before.line}
-        if (token.type == END and self.problems and self.top.below is None) or lines & self.failed_lines:
+        if lines & self.failed_lines:
             return
         self.failed_lines |= lines
-        expected = self.table.actions[self.top.state]
+        expected = self.table.actions[self.stack[0]]
         after = self.tokens[index + 1] if index + 1 < len(self.tokens) else token
         self.problems.append(syntax_errors.unexpected(before, token, after, expected, self.path))
 
     def skip_line(self, first: int, failed: int) -> int:
-        """Leave out the lines from token `first` on, to the end of what was opened on them; what they close is closed."""
+        """Leave out the lines from token `first` on, to the end of what they open; what they close is closed."""
         depth, closers, index = 0, [], first
         while index < len(self.tokens) - 1:
             token = self.tokens[index]
@@ -167,12 +162,11 @@ class _Parsing:
         return index
 
 
-def _splice(values: list[Any]) -> list[Any]:
-    """Lists of spliced rules become part of their parent's; the first is grown in place, so long lists cost linear time."""
-    if not any(isinstance(value, list) for value in values):
-        return values
-    out: list[Any] = values[0] if isinstance(values[0], list) else [values[0]]
-    for value in values[1:]:
+def _splice(backward: list[Any]) -> list[Any]:
+    """Values from last to first, as one list in order; lists are taken apart, and the first grows in place."""
+    first = backward.pop() if backward else []
+    out: list[Any] = first if isinstance(first, list) else [first]
+    for value in reversed(backward):
         if isinstance(value, list):
             out.extend(value)
         else:

@@ -125,7 +125,9 @@ def _unknown_unit(number: str, unit: str) -> QuantityProblem:
 def _similar_units(unit: str) -> tuple[str, ...]:
     from titan.grammar.suggestions import nearest_names
 
-    return nearest_names(unit, (u for u in UNITS if u and not _is_alias(u)))
+    scale = unit.partition(" ")[0] + " "
+    scaled = " " in unit and scale.strip() in SCALES
+    return nearest_names(unit, (u for u in UNITS if u and not _is_alias(u) and u.startswith(scale if scaled else "")))
 
 
 def _shorten(text: str) -> str:
@@ -188,7 +190,7 @@ def _format_count(value: int | float, unit: str) -> str:
 
 
 def write_quantity(value: int | float, dimension: str) -> str:
-    """For `.titan` files: `read_quantity` gives exactly `value` back. The shortest of the exact forms, binary before decimal."""
+    """For `.titan` files: `read_quantity` gives exactly `value` back. The shortest form, binary before decimal."""
     if isinstance(value, int):
         forms = []
         for unit, (numerator, denominator, kind) in UNITS.items():

@@ -31,7 +31,7 @@ _PUNCTUATION = {
     "=": "RELATION", "<=": "RELATION", ">=": "RELATION", "+": "SUM", "-": "SUM", "*": "PRODUCT", "/": "PRODUCT",
 }  # fmt: skip
 
-# A word after a number is its unit unless it is a keyword or begins the next entry (`a = 1 b = 2` lacks a comma, not a unit).
+# A word after a number is its unit unless it is a keyword or begins the next entry (`a = 1 b = 2` lacks a comma).
 _WORD = r"(?>[A-Za-zµμ_][\wµμ]*)"
 _UNIT = rf"(?>{_WORD}(?:/{_WORD})?)"
 _NOT_A_UNIT = r"(?!(?:and|of|with|in|subject|import|minimize|maximize)\b)"
@@ -54,14 +54,14 @@ _TOKEN = re.compile(
     | (?P<PUNCTUATION>[{{}}\[\](),+*/]|(?<![=<>])(?:<=|>=|=)(?![=<>])|-(?!>))
     | (?P<STRING>"(?:[^"\\\r\n]|\\[^\r\n])*")
     | (?P<OPEN_STRING>"[^\r\n]*)
-    | (?P<BAD>[=<>:!&|~-]+|'[^'\r\n]*'?|.)
+    | (?P<BAD>[=<>:!&|~-]+|'[^'\r\n]*'?|[^\x00-\x7f]+|.)
     """,
     re.VERBOSE | re.DOTALL,
 )
 _ESCAPES = {"n": "\n", "t": "\t", '"': '"', "\\": "\\"}
 _INSTEAD = {
     "==": "write `=`", ":=": "write `=`", ":": "write `=`", "<": "write `<=`", ">": "write `>=`", "=<": "write `<=`",
-    "=>": "write `>=`", ";": "end the line instead", ".": "a number has one decimal point, a name no spaces around its dots",
+    "=>": "write `>=`", ";": "end the line instead", ".": "a number has one point, a name no spaces around its dots",
     "->": "write `=`", "&&": "write `and`", "&": "write `and`", "%": "a percentage is a number with `%`",
     "$": "an amount is written `2.50 USD`", "@": "", "!": "", "\\": "a list may go on over several lines without it",
 }  # fmt: skip
@@ -100,10 +100,10 @@ def scan(source: str, path: str, limit: int) -> tuple[list[Token], list[Diagnost
 
 def _tokens(source: str) -> Iterator[Token]:
     """Types and places. A minus directly before a digit belongs to the number unless it stands behind a value."""
-    position, line, line_start, before = source.startswith("\ufeff"), 1, 0, "_NEWLINE"
+    position, line, line_start, before = int(source.startswith("\ufeff")), 1, 0, "_NEWLINE"
     match = _TOKEN.match
     while found := match(source, position):
-        kind, text, start, position = found.lastgroup or "", found[0], int(position), found.end()
+        kind, text, start, position = found.lastgroup or "", found[0], position, found.end()
         if kind == "SPACE":
             continue
         if kind == "NAME":
@@ -123,7 +123,7 @@ def _tokens(source: str) -> Iterator[Token]:
 def _check(token: Token, path: str) -> tuple[Token, list[Diagnostic]]:
     if token.type == "QUANTITY":
         try:
-            return token._replace(value=read_quantity(token.text)), []
+            return Token(*token[:4], read_quantity(token.text)), []
         except QuantityProblem as problem:
             wrong = Diagnostic(problem.code, problem.message, token.span(path), problem.label, problem.nearest)
             return token._replace(value=(0, "")), [wrong]

@@ -12,7 +12,8 @@ class Quantity:
     """A number with an optional unit, lexed as one token: `80 GiB`, `400 Gb/s`, `4Mi tokens`, `92%`, `3e-4`.
 
     `value` is in base units (bytes, bytes per second, FLOP/s, seconds, tokens, fraction for `%`); `dimension` names the
-    kind: "" (plain number), "bytes", "bytes/s", "flops", "flop/s", "seconds", "tokens", "fraction", "money", "money/hour", ...
+    kind: "" (plain number), "bytes", "bytes/s", "flops", "flop/s", "seconds", "tokens", "sequences",
+    "tokens/s", "fraction", "money", "money/hour".
     `value` is an int whenever the written number is a whole number of base units, else a float.
     """
 

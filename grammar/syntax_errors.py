@@ -9,11 +9,13 @@ from titan.grammar.scanner import KEYWORDS, VALUE_ENDS, Token
 from titan.grammar.tables import END
 
 _WORDS = {
-    "NAME": "a name", "QUANTITY": "a number", "STRING": "a string", "RELATION": "`=`, `<=`, `>=` or `in`", "SUM": "`+` or `-`",
-    "PRODUCT": "`*` or `/`", "DIRECTION": "`minimize` or `maximize`", "IMPORT": "`import`", "WITH": "`with`", "OF": "`of`",
-    "AND": "`and`", "COMMA": "`,`", "LBRACE": "`{`", "RBRACE": "`}`", "LSQB": "`[`", "RSQB": "`]`", "LPAR": "`(`", "RPAR": "`)`",
+    "NAME": "a name", "QUANTITY": "a number", "STRING": "a string", "RELATION": "`=`, `<=`, `>=` or `in`",
+    "SUM": "`+` or `-`", "PRODUCT": "`*` or `/`", "DIRECTION": "`minimize` or `maximize`", "IMPORT": "`import`",
+    "WITH": "`with`", "OF": "`of`", "AND": "`and`", "COMMA": "`,`", "LBRACE": "`{`", "RBRACE": "`}`", "LSQB": "`[`",
+    "RSQB": "`]`", "LPAR": "`(`", "RPAR": "`)`",
     "_NEWLINE": "the end of the line", "_SUBJECT_TO": "`subject to`", END: "the end of the file",
 }  # fmt: skip
+_VALUE = ("NAME", "QUANTITY", "STRING", "LBRACE", "LSQB", "LPAR")
 _OPERATORS = frozenset({"SUM", "PRODUCT", "WITH", "OF"})  # may follow any value: naming them does not help
 _ENDS = frozenset({"_NEWLINE", "COMMA", "RBRACE", "RSQB", "RPAR", END})
 _BEGINS_ENTRY = frozenset({"NAME", "QUANTITY", "STRING", "DIRECTION", "IMPORT", "LBRACE", "LSQB"})
@@ -22,7 +24,6 @@ _BEGINS_ENTRY = frozenset({"NAME", "QUANTITY", "STRING", "DIRECTION", "IMPORT", 
 def unexpected(before: Token | None, token: Token, after: Token, expected: Container[str], path: str) -> Diagnostic:
     """The diagnostic for `token`, which stands between `before` and `after` where only `expected` may stand."""
     place = _place(before, token, path)
-    words = [text for kind, text in _WORDS.items() if kind in expected and kind not in _OPERATORS]
     if token.type == "BAD":
         return Diagnostic("T107", f"`{token.text}` is not part of the language", place)
     if (
@@ -39,7 +40,7 @@ def unexpected(before: Token | None, token: Token, after: Token, expected: Conta
         return _no_relation(before, token, place)
     if before and before.type in VALUE_ENDS and token.type in _BEGINS_ENTRY and "_NEWLINE" in expected:
         return _no_separator(before, token, after, place, expected)
-    expects = _either(words)
+    expects = _either(_expectations(expected))
     return Diagnostic("T101", f"{_found(token)} is not expected here", place, f"expected {expects}" if expects else "")
 
 
@@ -75,6 +76,13 @@ def _no_separator(before: Token, token: Token, after: Token, place: Span, expect
 
 def _found(token: Token) -> str:
     return _WORDS[token.type] if token.type in ("_NEWLINE", END) else f"`{token.text[:40]}`"
+
+
+def _expectations(expected: Container[str]) -> list[str]:
+    """In words; all that may begin a value is just a value."""
+    value = all(kind in expected for kind in _VALUE)
+    hidden = {*_OPERATORS, *(_VALUE if value else ())}
+    return ["a value"] * value + [text for kind, text in _WORDS.items() if kind in expected and kind not in hidden]
 
 
 def _either(words: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""The LALR(1) table of `titan.lark`: built by lark, kept as text in `parse_table.py`, so that a start does not pay for lark.
+"""The LALR(1) table of `titan.lark`: built by lark, kept as text in `parse_table.py`: no start pays for lark.
 
 `python -m titan.grammar.tables` writes `parse_table.py` anew. When the kept table is not that of `titan.lark` (somebody
 just edited the grammar) it is built in memory instead.
@@ -23,9 +23,8 @@ class Rule:
     keep: tuple[bool, ...]
     transparent: bool  # a single kept value passes through unchanged
 
-    @property
-    def spliced(self) -> bool:
-        return self.origin.startswith("_")
+    spliced: bool  # its list becomes part of its parent's
+    passes: bool  # one symbol, transparent: nothing to do but to go on
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +65,7 @@ def build_table(grammar: str) -> Table:
             return iter(())
 
     lark = Lark(grammar, parser="lalr", lexer=NoLexer, maybe_placeholders=False)
-    analysis = LALR_Analyzer(lark.parser.parser_conf)
+    analysis: Any = LALR_Analyzer(lark.parser.parser_conf)
     analysis.compute_lalr()
     raw = analysis.parse_table
     rules = sorted(
@@ -99,7 +98,11 @@ def _renumber(raw: Any, rules: list[Any]) -> Table:
 def _rule(rule: Any) -> Rule:
     keep = tuple(not (symbol.is_term and symbol.filter_out) for symbol in rule.expansion)
     origin = str(rule.origin.name)
-    return Rule(origin, str(rule.alias or origin), keep, bool(rule.options.expand1) and not rule.alias)
+    return make_rule(origin, str(rule.alias or origin), keep, bool(rule.options.expand1) and not rule.alias)
+
+
+def make_rule(origin: str, builder: str, keep: tuple[bool, ...], transparent: bool) -> Rule:
+    return Rule(origin, builder, keep, transparent, origin.startswith("_"), transparent and keep == (True,))
 
 
 def write_table(table: Table, grammar: str) -> str:
@@ -136,7 +139,7 @@ def read_table(rules: str, states: str, accepting: int) -> Table:
 
 
 def _read_rule(origin: str, builder: str, signs: str, transparent: str) -> Rule:
-    return Rule(origin, builder, tuple(s == "+" for s in signs if s != "."), transparent == "1")
+    return make_rule(origin, builder, tuple(s == "+" for s in signs if s != "."), transparent == "1")
 
 
 def _read_row(line: str) -> dict[str, int]:
