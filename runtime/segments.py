@@ -1,0 +1,275 @@
+"""A segment bound to a layer, its parameters and its rank: operator calls over numbered slots, no names at run time.
+
+Every value of the body has a slot; values are dropped from their slot after the last use, and nothing is remembered
+between calls. The gradient of a value with several readers is summed in the order of the backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from titan.compiler.plan.mesh import Mesh, evaluate
+from titan.compiler.plan.segment import Call, Segment, bind
+from titan.runtime.dtypes import DTYPES
+from titan.runtime.operator_table import functions
+from titan.runtime.place import Attributes, Place
+from torch import Tensor
+
+Slots = list[Any]  # Tensor or None
+Names = tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Forward:
+    """One call: `ends` are the slots read for the last time, `unkept` further ones when no frame is kept."""
+
+    function: Callable[..., tuple[Tensor, ...]]
+    attributes: Attributes
+    operands: tuple[int, ...]
+    results: tuple[int, ...]
+    ends: tuple[int, ...]
+    unkept: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Backward:
+    """Transpose of one call.
+
+    `gradients` are (slot, dtype, shape) of the main results; `saved` the values for the input gradients, `saved_weight`
+    those for the weights; `targets` the slots that receive an input gradient, None where nobody wants it. `both` does
+    input and weight gradients at once; `weight` is None for calls without parameters. `ends` are the gradients read for
+    the last time, `unkept` those of them that no weight frame hands on.
+    """
+
+    attributes: Attributes
+    gradients: tuple[tuple[int, torch.dtype, tuple[int, ...]], ...]
+    saved: Names
+    saved_weight: Names
+    targets: tuple[int | None, ...]
+    into: tuple[Tensor, ...]
+    input: Callable[..., tuple[Tensor, ...]] | None
+    weight: Callable[..., None] | None
+    both: Callable[..., tuple[Tensor, ...]] | None
+    with_input: bool
+    ends: tuple[int, ...]
+    unkept: tuple[int, ...]
+
+
+class BoundSegment:
+    """`segment` of `layer` on the rank at `coordinates`.
+
+    `parameters` and `gradients` map full parameter names to views of the flat buffers: parameters in the plan's dtype,
+    gradients in float32 (float64 in a float64 run).
+    """
+
+    def __init__(
+        self,
+        segment: Segment,
+        layer: int | None,
+        parameters: Mapping[str, Tensor],
+        gradients: Mapping[str, Tensor],
+        mesh: Mesh,
+        coordinates: dict[str, int],
+    ) -> None:
+        self.segment, self.layer = segment, layer
+        self._slot = {name: number for number, name in enumerate(segment.types)}
+        self._blank: Slots = [None] * len(self._slot)
+        for formal in segment.parameters:
+            self._blank[self._slot[formal]] = parameters[bind(formal, layer)]
+        self._weights = {f: gradients[bind(f, layer)] for f in segment.parameters if bind(f, layer) in gradients}
+        attributes = [{k: evaluate(v, mesh, coordinates) for k, v in call.attributes} for call in segment.body]
+        self._inputs, self._outputs = self._slots(segment.inputs), self._slots(segment.outputs)
+        self._frame = self._slots(segment.frame)
+        self._kept_inputs, self._kept_outputs = self._slots(segment.kept_inputs), self._slots(segment.kept_outputs)
+        wanted = segment.differentiable
+        self._output_gradients = self._slots(tuple(v for v in segment.outputs if v in wanted))
+        self._input_gradients = tuple((v, self._slot[v]) for v in segment.inputs if v in wanted)
+        self._weight_frame = tuple((n.startswith("d."), self._slot[n.removeprefix("d.")]) for n in segment.weight_frame)
+        self._forward = self._forward_steps(attributes)
+        self._backward = self._backward_steps(attributes)
+
+    def forward(
+        self, inputs: Sequence[Tensor], place: Place, keep: bool
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """(outputs, frame) in the segment's order; the frame is empty unless `keep`."""
+        place, values = place.at(self.layer), self._blank.copy()
+        _fill(values, self._inputs, inputs)
+        for step in self._forward:
+            results = step.function(step.attributes, place, *[values[slot] for slot in step.operands])
+            _fill(values, step.results, results)
+            _drop(values, step.ends)
+            if not keep:
+                _drop(values, step.unkept)
+        outputs = tuple(values[slot] for slot in self._outputs)
+        return outputs, tuple(values[slot] for slot in self._frame) if keep else ()
+
+    def backward(
+        self,
+        gradients: Sequence[Tensor],
+        carried: Mapping[str, Tensor],
+        kept_inputs: Sequence[Tensor],
+        kept_outputs: Sequence[Tensor],
+        frame: Sequence[Tensor],
+        place: Place,
+    ) -> tuple[Tensor, ...]:
+        """Gradients of the differentiable inputs in order; adds those of the parameters into their views.
+
+        `gradients` are those of the differentiable outputs in order; `carried` maps inputs to partial gradients from
+        other readers, which are added to the result.
+        """
+        values = self._restored(kept_inputs, kept_outputs, frame)
+        d: Slots = [None] * len(values)
+        _fill(d, self._output_gradients, gradients)
+        place = place.at(self.layer)
+        for step in self._backward:
+            given = _given(step, d)
+            self._transpose(step, values, d, given, place)
+            if step.weight is not None and not step.with_input:
+                step.weight(step.attributes, place, _named(step.saved_weight, values), given, step.into)
+            _drop(d, step.ends)
+        return self._results(d, carried)
+
+    def backward_input(
+        self,
+        gradients: Sequence[Tensor],
+        carried: Mapping[str, Tensor],
+        kept_inputs: Sequence[Tensor],
+        kept_outputs: Sequence[Tensor],
+        frame: Sequence[Tensor],
+        place: Place,
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """(gradients of the differentiable inputs, weight frame); cheap parameters get their gradient here."""
+        values = self._restored(kept_inputs, kept_outputs, frame)
+        d: Slots = [None] * len(values)
+        _fill(d, self._output_gradients, gradients)
+        place = place.at(self.layer)
+        for step in self._backward:
+            self._transpose(step, values, d, _given(step, d), place)
+            _drop(d, step.unkept)
+        weight_frame = tuple((d if of_gradient else values)[slot] for of_gradient, slot in self._weight_frame)
+        return self._results(d, carried), weight_frame
+
+    def backward_weight(self, weight_frame: Sequence[Tensor], place: Place) -> None:
+        """Adds the gradients that `backward_input` left out, from the frame that it gave."""
+        values: Slots = self._blank.copy()
+        d: Slots = [None] * len(values)
+        place = place.at(self.layer)
+        for (of_gradient, slot), tensor in zip(self._weight_frame, weight_frame, strict=True):
+            (d if of_gradient else values)[slot] = tensor
+        for step in self._backward:
+            if step.weight is not None and not step.with_input:
+                step.weight(step.attributes, place, _named(step.saved_weight, values), _given(step, d), step.into)
+
+    def _slots(self, names: tuple[str, ...]) -> tuple[int, ...]:
+        return tuple(self._slot[name] for name in names)
+
+    def _restored(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], frame: Sequence[Tensor]) -> Slots:
+        values = self._blank.copy()
+        _fill(values, self._kept_inputs, inputs)
+        _fill(values, self._kept_outputs, outputs)
+        _fill(values, self._frame, frame)
+        return values
+
+    def _results(self, d: Slots, carried: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        return tuple(d[slot] + carried[name] if name in carried else d[slot] for name, slot in self._input_gradients)
+
+    @staticmethod
+    def _transpose(step: _Backward, values: Slots, d: Slots, given: tuple[Tensor, ...], place: Place) -> None:
+        """Input gradients of one call, added to what other readers gave; weights too for cheap parameters."""
+        if step.both is not None:
+            found = step.both(step.attributes, place, _named(step.saved, values), given, step.into)
+        else:
+            found = ()
+            if step.input is not None:
+                found = step.input(step.attributes, place, _named(step.saved, values), given)
+            if step.weight is not None and step.with_input:
+                step.weight(step.attributes, place, _named(step.saved_weight, values), given, step.into)
+        for target, gradient in zip(step.targets, found):
+            if target is not None:
+                d[target] = gradient if d[target] is None else d[target] + gradient
+
+    def _forward_steps(self, attributes: list[dict[str, Any]]) -> tuple[_Forward, ...]:
+        segment = self.segment
+        last = {operand: number for number, call in enumerate(segment.body) for operand in call.operands}
+        last = {r: number for number, call in enumerate(segment.body) for r in call.results} | last
+        kept, stays = frozenset(segment.frame), frozenset((*segment.outputs, *segment.parameters))
+        steps = []
+        for number, (call, evaluated) in enumerate(zip(segment.body, attributes, strict=True)):
+            ending = [v for v in dict.fromkeys(call.operands + call.results) if last[v] == number and v not in stays]
+            steps.append(
+                _Forward(
+                    functions(call.operator).forward,
+                    evaluated,
+                    self._slots(call.operands),
+                    self._slots(call.results),
+                    self._slots(tuple(v for v in ending if v not in kept)),
+                    self._slots(tuple(v for v in ending if v in kept)),
+                )
+            )
+        return tuple(steps)
+
+    def _backward_steps(self, attributes: list[dict[str, Any]]) -> tuple[_Backward, ...]:
+        """Calls in reverse that lie between a given output gradient and something that wants one."""
+        segment = self.segment
+        reached = {v for v in segment.outputs if v in segment.differentiable}
+        steps = []
+        for call, evaluated in zip(reversed(segment.body), reversed(attributes), strict=True):
+            if not call.row.differentiable or not reached.intersection(call.results):
+                continue
+            step = self._backward_step(call, evaluated)
+            reached.update(o for o in call.operands if self._slot[o] in step.targets)
+            if step.input is not None or step.weight is not None or step.both is not None:
+                steps.append(step)
+        return tuple(steps)
+
+    def _backward_step(self, call: Call, attributes: Attributes) -> _Backward:
+        row, module = call.row, functions(call.operator)
+        slots = dict(zip(row.operands + row.results, self._slots(call.operands + call.results), strict=True))
+        operands = list(zip(row.operands, call.operands, strict=True))
+        inputs = [o for name, o in operands if name not in row.data and name not in row.parameters]
+        targets = tuple(self._slot[o] if o in self.segment.differentiable else None for o in inputs)
+        wanted = any(target is not None for target in targets)
+        weights = tuple(self._weights[o] for name, o in operands if name in row.parameters and o in self._weights)
+        saved_weight = row.saves if row.weight_with_input else row.saves_weight
+        main = call.results[: len(row.main_results)]
+        types = [self.segment.types[result] for result in main]
+        return _Backward(
+            attributes,
+            tuple((self._slot[r], DTYPES[t.dtype], t.shape) for r, t in zip(main, types, strict=True)),
+            tuple((name, slots[name]) for name in row.saves),
+            tuple((name, slots[name]) for name in saved_weight),
+            targets,
+            weights,
+            module.backward_input if wanted else None,
+            module.backward_weight if weights else None,
+            getattr(module, "backward", None) if wanted and weights and row.weight_with_input else None,
+            row.weight_with_input,
+            self._slots(main),
+            self._slots(tuple(r for r in main if f"d.{r}" not in self.segment.weight_frame)),
+        )
+
+
+def _fill(values: Slots, slots: tuple[int, ...], tensors: Sequence[Tensor]) -> None:
+    for slot, tensor in zip(slots, tensors, strict=True):
+        values[slot] = tensor
+
+
+def _drop(values: Slots, slots: tuple[int, ...]) -> None:
+    for slot in slots:
+        values[slot] = None
+
+
+def _named(names: Names, values: Slots) -> dict[str, Tensor]:
+    return {name: values[slot] for name, slot in names}
+
+
+def _given(step: _Backward, d: Slots) -> tuple[Tensor, ...]:
+    """Gradients of the call's results; zero for a result that no loss depends on."""
+    device = next(d[slot].device for slot, _, _ in step.gradients if d[slot] is not None)
+    return tuple(
+        torch.zeros(shape, dtype=dtype, device=device) if d[slot] is None else d[slot]
+        for slot, dtype, shape in step.gradients
+    )

@@ -1,0 +1,12 @@
+"""Columns of a vocabulary-parallel matrix that are words, not padding."""
+
+from __future__ import annotations
+
+from titan.runtime.place import Attributes
+
+
+def true_columns(attributes: Attributes, columns: int) -> int:
+    """How many of this rank's `columns`, the first of which is word `start`, lie below `vocab`."""
+    if "vocab" not in attributes:
+        return columns
+    return max(0, min(columns, int(attributes["vocab"]) - int(attributes.get("start", 0))))
