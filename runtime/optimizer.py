@@ -1,0 +1,174 @@
+"""AdamW on flat ranges: learning-rate schedule, clipping, decoupled decay, float32 masters of bf16 parameters.
+
+    lr(s) = peak * (s + 1) / warmup                                              for s < warmup
+    lr(s) = floor + (peak - floor) * (1 + cos(pi * t)) / 2,  t = (s - warmup) / (steps - warmup)    cosine, t <= 1
+    lr(s) = peak                                                                 constant
+
+with the step s counted from 0. One update with gradient g, clip factor c and update count n (from 1):
+
+    m = b1 m + (1 - b1) c g      v = b2 v + (1 - b2) (c g)^2
+    p = p (1 - lr decay) - lr (m / (1 - b1^n)) / (sqrt(v / (1 - b2^n)) + eps)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from titan.compiler.plan.program import Bucket, Plan
+from titan.runtime.state import Moments, State, own_range
+from torch import Tensor
+
+CHUNK = 1 << 18  # elements that are clipped at once, so that the scaled copy stays in the cache
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """The optimizer's settings, as in the plan's `train.*`."""
+
+    learning_rate: float
+    floor: float
+    warmup: int
+    steps: int
+    schedule: str
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+    clip: float | None
+
+    @classmethod
+    def of(cls, plan: Plan) -> Training:
+        clip = plan.setting("train.clip")
+        return cls(
+            learning_rate=float(plan.setting("train.learning_rate")),
+            floor=float(plan.setting("train.min_learning_rate", 0.0) or 0.0),
+            warmup=int(plan.setting("train.warmup_steps", 0) or 0),
+            steps=int(plan.setting("train.steps", 1)),
+            schedule=str(plan.setting("train.schedule", "constant")),
+            beta1=float(plan.setting("train.beta1", 0.9)),
+            beta2=float(plan.setting("train.beta2", 0.95)),
+            eps=float(plan.setting("train.eps", 1e-8)),
+            weight_decay=float(plan.setting("train.weight_decay", 0.0)),
+            clip=None if clip is None else float(clip),
+        )
+
+    def learning_rate_at(self, step: int) -> float:
+        """Learning rate of step `step`, counted from 0."""
+        if step < self.warmup:
+            return self.learning_rate * (step + 1) / self.warmup
+        if self.schedule != "cosine":
+            return self.learning_rate
+        progress = min(1.0, (step - self.warmup) / max(1, self.steps - self.warmup))
+        return self.floor + (self.learning_rate - self.floor) * 0.5 * (1.0 + math.cos(math.pi * progress))
+
+    def clip_factor(self, norm: float) -> float:
+        """What gradients are multiplied with, as `torch.nn.utils.clip_grad_norm_` does."""
+        return 1.0 if self.clip is None else min(1.0, self.clip / (norm + 1e-6))
+
+
+def sum_of_squares(flat: Tensor) -> Tensor:
+    """Scalar in float64: chunks are summed in the tensor's own dtype (float32 at least), the chunks in float64."""
+    chunks = [torch.dot(part, part) for part in torch.split(flat, 1 << 16)]
+    return torch.stack(chunks).double().sum()
+
+
+def counted_range(plan: Plan, bucket: Bucket, coordinates: dict[str, int]) -> tuple[int, int] | None:
+    """Elements [start, stop) of the gradient that this rank counts in the norm; None when another rank does."""
+    elsewhere = coordinates.get("pipeline", 0) != bucket.homes[0]
+    if elsewhere or (bucket.uncounted and plan.mesh.coordinate(coordinates, bucket.uncounted)):
+        return None
+    return own_range(plan, bucket, coordinates)
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """Flat views of one stretch with one decay rule."""
+
+    decay: float
+    master: Tensor  # what is updated: the parameters themselves, or their float32 copy
+    gradient: Tensor
+    exp_avg: Tensor
+    exp_avg_sq: Tensor
+
+
+class BucketOptimizer:
+    """AdamW for the part of one bucket that this rank owns."""
+
+    def __init__(self, plan: Plan, bucket: Bucket, state: State) -> None:
+        self._training = Training.of(plan)
+        self._state = state
+        start, stop = own_range(plan, bucket, state.coordinates)
+        moments = state.moments[bucket.name]
+        self._own = state.buffers["p." + bucket.name][start:stop]
+        self._master = moments.master
+        gradient = state.buffers["g." + bucket.name][start:stop]
+        self._ranges = tuple(
+            self._range(decay, a - start, b - start, gradient, moments)
+            for decay, a, b in _decay_ranges(plan, bucket, start, stop)
+        )
+        self._scratch = torch.empty(0, dtype=gradient.dtype, device=gradient.device)
+
+    def _range(self, decay: bool, start: int, stop: int, gradient: Tensor, moments: Moments) -> _Range:
+        return _Range(
+            self._training.weight_decay if decay else 0.0,
+            (self._own if self._master is None else self._master)[start:stop],
+            gradient[start:stop],
+            moments.exp_avg[start:stop],
+            moments.exp_avg_sq[start:stop],
+        )
+
+    def step(self, step: int, norm: float) -> None:
+        """One update of the own range; `norm` is that of the whole model's gradient, before clipping."""
+        factor = self._training.clip_factor(norm)
+        rate, count = self._training.learning_rate_at(step), float(self._state.updates + 1)
+        for piece in self._ranges:
+            if factor == 1.0:
+                self._update(piece, piece.gradient, 0, len(piece.gradient), rate, count)
+                continue
+            for start in range(0, len(piece.gradient), CHUNK):
+                stop = min(start + CHUNK, len(piece.gradient))
+                self._update(piece, self._scaled(piece.gradient[start:stop], factor), start, stop, rate, count)
+        if self._master is not None:
+            self._own.copy_(self._master)
+
+    def _scaled(self, gradient: Tensor, factor: float) -> Tensor:
+        if len(self._scratch) < len(gradient):
+            self._scratch = torch.empty_like(gradient)
+        return torch.mul(gradient, factor, out=self._scratch[: len(gradient)])
+
+    def _update(self, piece: _Range, gradient: Tensor, start: int, stop: int, rate: float, count: float) -> None:
+        t = self._training
+        torch._fused_adamw_(
+            [piece.master[start:stop]],
+            [gradient],
+            [piece.exp_avg[start:stop]],
+            [piece.exp_avg_sq[start:stop]],
+            [],
+            [torch.tensor(count, device=gradient.device)],
+            lr=rate,
+            beta1=t.beta1,
+            beta2=t.beta2,
+            weight_decay=piece.decay,
+            eps=t.eps,
+            amsgrad=False,
+            maximize=False,
+        )
+
+
+def _decay_ranges(plan: Plan, bucket: Bucket, start: int, stop: int) -> Sequence[tuple[bool, int, int]]:
+    """(decay, from, to) stretches that cover [start, stop); padding goes with the parameter before it."""
+    found: list[tuple[bool, int, int]] = []
+    parameters = sorted(plan.bucket_parameters(bucket.name), key=lambda p: p.offset)
+    for index, parameter in enumerate(parameters):
+        end = parameters[index + 1].offset if index + 1 < len(parameters) else bucket.elements
+        first, last = max(parameter.offset, start), min(end, stop)
+        if first >= last:
+            continue
+        if found and found[-1][0] == parameter.decay:
+            found[-1] = (parameter.decay, found[-1][1], last)
+        else:
+            found.append((parameter.decay, first, last))
+    return found
