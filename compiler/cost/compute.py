@@ -1,0 +1,124 @@
+"""Seconds of compute on one device: a roofline per operator with an efficiency curve.
+
+    matrix product   max(f / (peak * matmul * f/(f+F) * m/(m+h) * n/(n+h) * k/(k+h)), bytes / bandwidth), f = 2mnk
+    attention        f / (peak * attention * keys/(keys+h))
+    everything else  bytes read and written / bandwidth
+
+and never less than the launch floor. `d/(d+h)` is the usual saturation of tiled kernels: small dims leave tiles and
+their pipelines partly empty.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from titan.compiler.cost.machine import Machine
+from titan.compiler.plan.operators import DTYPE_BYTES, TensorType
+from titan.compiler.plan.program import Bucket
+from titan.compiler.plan.segment import Call, Segment
+
+
+@dataclass(frozen=True, slots=True)
+class Seconds:
+    """Forward, backward to inputs, backward to weights."""
+
+    forward: float = 0.0
+    backward_input: float = 0.0
+    backward_weight: float = 0.0
+
+    def __add__(self, other: Seconds) -> Seconds:
+        return Seconds(
+            self.forward + other.forward,
+            self.backward_input + other.backward_input,
+            self.backward_weight + other.backward_weight,
+        )
+
+
+def gemm_seconds(
+    machine: Machine, m: int, n: int, k: int, dtype: str = "bf16", result_bytes: int | None = None
+) -> float:
+    """[m, k] x [k, n] in `dtype`; `result_bytes` per element of the result (float32 gradients: 4, read and written)."""
+    figures, work = machine.figures, 2.0 * m * n * k
+    half = figures["matmul_half_dim"]
+    filled = (m / (m + half)) * (n / (n + half)) * (k / (k + half)) * work / (work + figures["matmul_half_flops"])
+    size = DTYPE_BYTES[dtype]
+    moved = (m * k + k * n) * size + m * n * (result_bytes or size)
+    return max(
+        work / (machine.peak(dtype) * figures["matmul"] * filled),
+        moved / machine.memory_bandwidth,
+        figures["launch_seconds"],
+    )
+
+
+def attention_seconds(machine: Machine, flops: float, keys: int, dtype: str = "bf16") -> float:
+    """Fused attention of `flops` over `keys` positions."""
+    figures = machine.figures
+    share = figures["attention"] * keys / (keys + figures["attention_half_keys"])
+    return max(flops / (machine.peak(dtype) * share), figures["launch_seconds"])
+
+
+def moved_seconds(machine: Machine, moved: float) -> float:
+    """A memory-bound kernel that reads and writes `moved` bytes."""
+    return max(moved / machine.memory_bandwidth, machine.figures["launch_seconds"])
+
+
+def segment_seconds(machine: Machine, segment: Segment) -> Seconds:
+    """All calls of a segment one after another; gradients that nobody needs cost nothing."""
+    total = Seconds()
+    for call in segment.body:
+        total += _call_seconds(machine, segment, call)
+    return total
+
+
+def _call_seconds(machine: Machine, segment: Segment, call: Call) -> Seconds:
+    operands = tuple(segment.types[name] for name in call.operands)
+    results = tuple(segment.types[name] for name in call.results)
+    needed = [o for n, o in zip(call.row.operands, call.operands, strict=True) if n not in call.row.data]
+    backward = call.row.differentiable and any(o in segment.differentiable for o in needed)
+    if call.operator == "linear":
+        return _linear_seconds(machine, operands, call.operands[0] in segment.differentiable)
+    if call.operator == "attention":
+        flops = call.row.flops(dict(call.attributes), operands)
+        keys, dtype = operands[1].shape[1], operands[0].dtype
+        return Seconds(
+            attention_seconds(machine, flops.forward, keys, dtype),
+            attention_seconds(machine, flops.backward_input, keys, dtype),
+        )
+    forward = moved_seconds(machine, sum(t.bytes for t in operands) + sum(t.bytes for t in results))
+    if call.operator == "embedding":
+        written = results[0].bytes
+        return Seconds(
+            moved_seconds(machine, 2.0 * written), 0.0, moved_seconds(machine, written + 8.0 * results[0].elements)
+        )
+    return Seconds(forward, _backward_seconds(machine, call, segment) if backward else 0.0)
+
+
+def _linear_seconds(machine: Machine, operands: tuple[TensorType, ...], input_gradient: bool) -> Seconds:
+    x, weight = operands
+    n, k = weight.shape
+    m = x.elements // k
+    return Seconds(
+        gemm_seconds(machine, m, n, k, x.dtype),
+        gemm_seconds(machine, m, k, n, x.dtype) if input_gradient else 0.0,
+        gemm_seconds(machine, n, k, m, x.dtype, result_bytes=8),  # float32 gradient, read and written in place
+    )
+
+
+def _backward_seconds(machine: Machine, call: Call, segment: Segment) -> float:
+    """Reads what was saved and the gradients of the results, writes the gradients of the operands."""
+    row, types = call.row, segment.types
+    named = dict(zip(row.operands + row.results, call.operands + call.results, strict=True))
+    moved = sum(types[named[name]].bytes for name in {*row.saves, *row.saves_weight})
+    moved += sum(types[named[name]].bytes for name in row.main_results)
+    moved += sum(
+        types[named[name]].bytes for name in row.operands if name not in row.data and name not in row.parameters
+    )
+    return moved_seconds(machine, moved) if row.saves or row.weight_with_input else 0.0
+
+
+def optimizer_seconds(machine: Machine, bucket: Bucket, elements: int) -> float:
+    """AdamW over `elements`: reads gradient, moments and the master copy of bf16, writes all but the gradient."""
+    statistic = 8 if bucket.dtype == "f64" else 4
+    parameter = DTYPE_BYTES[bucket.dtype]
+    master = 2 * statistic if bucket.dtype == "bf16" else parameter
+    return moved_seconds(machine, elements * (statistic + 4 * statistic + master + parameter))

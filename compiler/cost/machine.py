@@ -1,0 +1,89 @@
+"""The machine as prices need it: peaks, bandwidths, latencies and efficiency figures of one cluster, as plain numbers.
+
+It is read from the cluster of a plan's settings, so that a plan file can be priced without its spec.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+# plan dtype -> name of the peak in a cluster's device
+PEAK_OF = {"bf16": "bf16", "f16": "fp16", "f32": "fp32", "f64": "fp64"}
+
+# figure -> (default, meaning); a cluster's `efficiency` overrides any of them, each with its source
+FIGURES: dict[str, tuple[float, str]] = {
+    "matmul": (0.70, "share of the dense peak that a large matrix product reaches"),
+    "matmul_half_flops": (5e9, "work at which a matrix product reaches half of that: f/(f+half)"),
+    "matmul_half_dim": (64.0, "dim at which a matrix product reaches half of that: d/(d+half) for m, n and k"),
+    "attention": (0.45, "share of the dense peak that fused attention reaches, forward and backward together"),
+    "attention_half_keys": (256.0, "keys at which attention reaches half of that"),
+    "memory": (0.85, "share of the memory bandwidth that streaming kernels reach"),
+    "launch_seconds": (4e-6, "shortest time of one operator"),
+    "intra": (0.80, "share of the link bandwidth that collectives reach inside a node"),
+    "inter": (0.80, "share of the link bandwidth that collectives reach between nodes"),
+    "overlap_slowdown": (1.1, "how much longer compute takes while a collective runs beside it"),
+    "communicator_bytes": (64.0 * 2**20, "device memory that one communicator takes"),
+    "allocator_slack": (0.03, "share of tensor memory lost to rounding and fragmentation"),
+    "allocator_slack_upper": (0.08, "the same, an upper bound"),
+    "flops": (2.0e10, "FLOP/s taken when the device's peak is not measured"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One level of the network: bytes/s per device one way as collectives reach it, seconds per message."""
+
+    bandwidth: float
+    latency: float
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Figures of a cluster in base units; `peaks` by plan dtype, without entries that are not known."""
+
+    name: str
+    nodes: int
+    devices_per_node: int
+    memory: int
+    reserved: int
+    memory_bandwidth: float
+    peaks: Mapping[str, float]
+    intra: Level
+    inter: Level
+    price_per_device_hour: float | None
+    figures: Mapping[str, float]
+
+    def peak(self, dtype: str) -> float:
+        """FLOP/s of a dtype; the assumed figure when not measured (see `peak_known`)."""
+        return self.peaks.get(dtype) or self.figures["flops"]
+
+    def peak_known(self, dtype: str) -> bool:
+        return dtype in self.peaks
+
+
+def read_machine(cluster: Mapping[str, Any]) -> Machine:
+    """Machine of a cluster's plain dictionary (`plan.setting("cluster")`)."""
+    device = cluster["device"]
+    figures = {name: default for name, (default, _) in FIGURES.items()}
+    for name, figure in (cluster.get("efficiency") or {}).items():
+        figures[name] = float(figure["value"] if isinstance(figure, Mapping) else figure)
+    peak = device.get("peak") or {}
+    return Machine(
+        name=str(cluster.get("name", "cluster")),
+        nodes=int(cluster.get("nodes", 1)),
+        devices_per_node=int(cluster["devices_per_node"]),
+        memory=int(device["memory"]),
+        reserved=int(cluster.get("memory_reserved") or 0),
+        memory_bandwidth=float(device["memory_bandwidth"]) * figures["memory"],
+        peaks={dtype: float(peak[name]) for dtype, name in PEAK_OF.items() if peak.get(name)},
+        intra=_level(cluster["intra"], figures["intra"]),
+        inter=_level(cluster["inter"], figures["inter"]),
+        price_per_device_hour=cluster.get("price_per_device_hour"),
+        figures=figures,
+    )
+
+
+def _level(link: Mapping[str, Any], share: float) -> Level:
+    return Level(float(link["bandwidth"]) * share, float(link["latency"]))

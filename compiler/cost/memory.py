@@ -1,0 +1,94 @@
+"""Peak memory of every role: what the plan holds, and what lies outside its tensors.
+
+The plan's part is exact (buffers, and the walk of live registers with the workspace of the running instruction).
+Outside it: device context and libraries, buffers of communicators, and what the allocator loses to rounding and fragmentation.
+Under-predicting is the worse error, so there is a point, an upper bound and a verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from titan.compiler.cost.machine import Machine, read_machine
+from titan.compiler.plan.program import Plan, Role
+from titan.compiler.plan.sizes import Sizes, memory_by_component
+
+
+@dataclass(frozen=True, slots=True)
+class RoleMemory:
+    """Bytes of one role by component (their sum is `point`) and the upper bound."""
+
+    pipeline: int
+    components: Mapping[str, int]
+    upper: int
+
+    @property
+    def point(self) -> int:
+        return sum(self.components.values())
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLedger:
+    """All roles against the limit."""
+
+    roles: tuple[RoleMemory, ...]
+    limit: int
+
+    @property
+    def peak(self) -> int:
+        return max(role.point for role in self.roles)
+
+    @property
+    def upper(self) -> int:
+        return max(role.upper for role in self.roles)
+
+    @property
+    def worst(self) -> RoleMemory:
+        return max(self.roles, key=lambda role: (role.point, -role.pipeline))
+
+    @property
+    def verdict(self) -> str:
+        return verdict(self.peak, self.upper, self.limit)
+
+
+def verdict(point: int, upper: int, limit: int) -> str:
+    """`fits` when even the upper bound does, `at risk` when only the point does, else `does not fit`."""
+    if point > limit:
+        return "does not fit"
+    return "fits" if upper <= limit else "at risk"
+
+
+def memory_ledger(plan: Plan, machine: Machine | None = None, limit: int | None = None) -> MemoryLedger:
+    """Ledger of a plan; `limit` in bytes defaults to the plan's setting, else to the device's memory."""
+    machine = machine or read_machine(plan.setting("cluster"))
+    sizes = Sizes(plan)
+    if limit is None:
+        limit = int(plan.setting("memory.limit_bytes") or machine.memory)
+    return MemoryLedger(tuple(_role_memory(plan, role, machine, sizes) for role in plan.roles), limit)
+
+
+def _role_memory(plan: Plan, role: Role, machine: Machine, sizes: Sizes) -> RoleMemory:
+    held = memory_by_component(plan, role, sizes)
+    tensors = sum(held.values())
+    communicators = round(communicator_count(plan, role) * machine.figures["communicator_bytes"])
+    slack = round(tensors * machine.figures["allocator_slack"])
+    components = {**held, "communicators": communicators, "allocator": slack, "reserved": machine.reserved}
+    return RoleMemory(role.pipeline, components, upper_bound(machine, tensors, communicators))
+
+
+def upper_bound(machine: Machine, tensors: int, communicators: int) -> int:
+    """Tensors with the upper figure of the allocator's loss, communicators half as large again, and the context."""
+    slack = 1.0 + machine.figures["allocator_slack_upper"]
+    return round(tensors * slack + 1.5 * communicators) + machine.reserved
+
+
+def communicator_count(plan: Plan, role: Role) -> int:
+    """Communicators of a rank: one per group and stream, and one per channel to a peer."""
+    found = {
+        (i.group, i.stream, i.attribute("peer", 0))
+        for block in role.blocks
+        for i in block.instructions
+        if i.row.asynchronous and plan.group_size(i.group) > 1
+    }
+    return len(found)

@@ -1,0 +1,92 @@
+"""FLOPs of a model and utilisation of the hardware, each figure with the rule that it goes by.
+
+6N             6 * parameters per token (all parameters, a tied head once)
+causal model   3 * (2 * weights of matrix products + 2 * L * s * heads * head_dim) per token: forward once, backward
+               twice; a causal mask leaves half of the scores; the output head counts, embedding look-ups do not
+executed       every FLOP of the plan's instructions, recomputation and attention's rebuilt scores included
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from titan.compiler.plan.program import Plan
+from titan.compiler.plan.sizes import Sizes
+
+SIMPLE_RULE = "6N: 6 x parameters per token"
+MODEL_RULE = "model FLOPs: 6 x matrix weights + 6 x layers x sequence x heads x head_dim per token (causal half)"
+HARDWARE_RULE = "executed FLOPs of the plan (recompute and rebuilt attention scores included)"
+UNKNOWN_PEAK = "peak unknown: run titan profile"
+
+
+_NO_ATTENTION = {"heads": 0, "kv_heads": 0, "head_dim": 0, "bias": False, "out_bias": False}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFlops:
+    """Training FLOPs per token by both rules, and the numbers they come from."""
+
+    simple: float
+    exact: float
+    parameters: int
+    matrix_weights: int
+
+
+@dataclass(frozen=True, slots=True)
+class Utilisation:
+    """Of one device. Shares are None where the peak is not known; `tflops` is by the model rule."""
+
+    tokens_per_second: float
+    tflops: float
+    mfu: float | None
+    mfu_simple: float | None
+    peak: float | None
+
+
+def model_flops(model: Mapping[str, Any], sequence: int) -> ModelFlops:
+    """`model` is the plain dictionary of a spec's model (`plan.setting("model")`); `sequence` in tokens."""
+    attention, hidden = model["attention"] or _NO_ATTENTION, model["hidden"]
+    heads, shared = attention["heads"] * attention["head_dim"], attention["kv_heads"] * attention["head_dim"]
+    matrices = biases = layers = 0
+    for group in model["layers"]:
+        block, count = group["block"], group["count"]
+        number = 3 if block["activation"] == "swiglu" else 2
+        layers += count
+        matrices += count * (2 * hidden * (heads + shared) + number * hidden * block["ffn"])
+        biases += count * (heads + 2 * shared if attention["bias"] else 0)
+        biases += count * (hidden if attention["out_bias"] else 0)
+        biases += count * ((number - 1) * block["ffn"] + hidden if block["bias"] else 0)
+    head = model["vocab"] * hidden
+    norms = {"rms_norm": 1, "layer_norm": 2, "none": 0}[model["norm"]] * hidden * (2 * layers + 1)
+    positions = model["max_positions"] * hidden if model["positions"] == "learned" else 0
+    parameters = matrices + biases + norms + positions + head * (1 if model["tied"] else 2)
+    parameters += model["vocab"] if model.get("head_bias") else 0
+    exact = 6.0 * (matrices + head) + 6.0 * layers * sequence * heads
+    return ModelFlops(6.0 * parameters, exact, parameters, matrices + head)
+
+
+def utilisation(flops: ModelFlops, tokens_per_second: float, peak: float | None) -> Utilisation:
+    """Utilisation of one device that trains `tokens_per_second`; `peak` in FLOP/s, None when not known."""
+    achieved, simple = flops.exact * tokens_per_second, flops.simple * tokens_per_second
+    return Utilisation(
+        tokens_per_second,
+        achieved / 1e12,
+        achieved / peak if peak else None,
+        simple / peak if peak else None,
+        peak,
+    )
+
+
+def executed_flops(plan: Plan, order: str = "train") -> float:
+    """FLOPs that all ranks together execute in one pass of the order."""
+    sizes = Sizes(plan)
+    total = 0.0
+    for role in plan.roles:
+        calls = Counter(call.block for call in role.order(order))
+        for block in role.blocks:
+            if calls[block.name]:
+                total += calls[block.name] * sum(sizes.flops(i) for i in block.instructions)
+    return total * (plan.mesh.world_size // len(plan.roles))

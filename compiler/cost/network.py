@@ -1,0 +1,108 @@
+"""Seconds of communication: latency and bytes over bandwidth, by where the members of a group lie.
+
+Ranks are numbered in mesh order and fill nodes one after another, so the node of a rank is `rank // devices_per_node`.
+A group with `local` members on each of `nodes` nodes moves data on both levels at once: every member sends through its
+own adapter, so a node's share of a ring crosses the network `local` times as fast as one adapter would.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, log2
+
+from titan.compiler.cost.machine import Machine
+
+Stride = tuple[int, int]  # (distance between neighbours in ranks, number of members)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a group lies: its size, the nodes it touches, and the fewest members on one of these nodes."""
+
+    size: int
+    nodes: int
+    local: int
+
+
+def place(strides: tuple[Stride, ...], bases: frozenset[int], devices_per_node: int) -> Placement:
+    """The worst placement of the groups that start at a rank with a residue in `bases` (modulo the node's size).
+
+    `strides` describes the members: every sum of `c * distance` with `c < number`. Factors whose distance is a multiple
+    of the node's size multiply the nodes and change nothing else.
+    """
+    far, offsets = 1, [0]
+    for distance, number in strides:
+        if distance % devices_per_node == 0:
+            far *= number
+        else:
+            offsets = [o + c * distance for o in offsets for c in range(number)]
+    worst = Placement(1, 1, 1)
+    for base in sorted(bases):
+        counts: dict[int, int] = {}
+        for offset in offsets:
+            node = (base + offset) // devices_per_node
+            counts[node] = counts.get(node, 0) + 1
+        found = Placement(far * len(offsets), far * len(counts), min(counts.values()))
+        if (found.nodes, -found.local) >= (worst.nodes, -worst.local):
+            worst = found
+    return worst
+
+
+def bases(first: int, strides: tuple[Stride, ...], devices_per_node: int) -> frozenset[int]:
+    """Residues, modulo the node's size, of the ranks that groups can start at; `strides`: the factors outside them."""
+    found = {first % devices_per_node}
+    for distance, number in strides:
+        steps = range(min(number, devices_per_node))
+        found = {(base + c * distance) % devices_per_node for base in found for c in steps}
+    return frozenset(found)
+
+
+def collective_seconds(machine: Machine, opcode: str, placement: Placement, whole: float) -> float:
+    """Seconds of a collective whose whole (gathered, or reduced) tensor has `whole` bytes.
+
+    Ring: each member moves (n-1)/n of the whole, twice for all-reduce. Small all-reduces go by a tree instead: the
+    whole tensor up and down, with a logarithmic number of messages.
+    """
+    n, nodes = placement.size, placement.nodes
+    if n == 1:
+        return 0.0
+    rounds = 2 if opcode == "all_reduce" else 1
+    if opcode == "all_to_all":
+        return _exchange_seconds(machine, placement, whole)
+    ring = rounds * (_ring_bytes_seconds(machine, placement, whole) + _ring_latency(machine, placement))
+    if opcode != "all_reduce":
+        return ring
+    near, between = ceil(log2(max(n // nodes, 1))), ceil(log2(nodes))
+    slowest = (machine.inter if nodes > 1 else machine.intra).bandwidth
+    tree = 2 * (near * machine.intra.latency + between * machine.inter.latency + whole / slowest)
+    return min(ring, tree)
+
+
+def _ring_bytes_seconds(machine: Machine, placement: Placement, whole: float) -> float:
+    n, nodes, local = placement.size, placement.nodes, placement.local
+    near = whole * (n - 1) / n / machine.intra.bandwidth if n > nodes else 0.0
+    between = whole * (nodes - 1) / nodes / (local * machine.inter.bandwidth) if nodes > 1 else 0.0
+    return max(near, between)
+
+
+def _ring_latency(machine: Machine, placement: Placement) -> float:
+    """A ring inside the node and, beyond a few nodes, a logarithmic exchange between them."""
+    near = (ceil(placement.size / placement.nodes) - 1) * machine.intra.latency
+    hops = min(placement.nodes - 1, 2 * ceil(log2(placement.nodes))) if placement.nodes > 1 else 0
+    return near + hops * machine.inter.latency
+
+
+def _exchange_seconds(machine: Machine, placement: Placement, whole: float) -> float:
+    """All-to-all of a local tensor of `whole` bytes: each peer receives an equal part; both levels run at once."""
+    n, local = placement.size, placement.local
+    part = whole / n
+    near = part * (local - 1) / machine.intra.bandwidth + (local - 1) * machine.intra.latency
+    if placement.nodes == 1:
+        return near
+    return max(near, part * (n - local) / machine.inter.bandwidth + (placement.nodes - 1) * machine.inter.latency)
+
+
+def transfer_seconds(machine: Machine, crosses_nodes: bool, moved: float) -> float:
+    """One point-to-point message."""
+    level = machine.inter if crosses_nodes else machine.intra
+    return level.latency + moved / level.bandwidth

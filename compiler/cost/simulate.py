@@ -1,0 +1,271 @@
+"""The time of a step: a discrete-event walk of the programs of all roles, over the very plan that runs.
+
+One clock per stream in whole nanoseconds. An asynchronous instruction starts when its stream is free and it has been
+issued; a transfer when both sides have issued it and the channel is free; a collective across programs when the last
+member has issued it. `wait` moves the compute clock to the completion. Compute beside a running collective is slower by
+the cluster's figure. Roles are walked in program order and suspended at what another role has not issued yet, so that
+no queue of events is needed; ranks of a role behave alike.
+
+    busy      time of compute instructions
+    exposed   compute waits for communication in progress
+    bubble    compute waits for another role that has not come so far
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from titan.compiler.cost.machine import Machine
+from titan.compiler.cost.prices import Prices
+from titan.compiler.cost.strands import BlockPieces, Cutter, Event, Name, Outcome, Strand, run_strand
+from titan.compiler.plan.program import BlockCall, Plan, Role
+
+
+@dataclass(frozen=True, slots=True)
+class RoleTime:
+    """Nanoseconds of one role. `bubble` is the flush bubble (all roles start and end the step together); `span_bubble`
+    counts only between the role's first and last segment. `calls`: start and end of every block call of the order."""
+
+    pipeline: int
+    busy: int
+    exposed: int
+    bubble: int
+    span_bubble: int
+    end: int
+    calls: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """The simulated step."""
+
+    step: int
+    roles: tuple[RoleTime, ...]
+
+    @property
+    def seconds(self) -> float:
+        return self.step / 1e9
+
+    @property
+    def bubble_fraction(self) -> float:
+        """Flush bubble over all roles as a share of the step."""
+        return self._share(sum(r.bubble for r in self.roles))
+
+    @property
+    def span_bubble_fraction(self) -> float:
+        return self._share(sum(r.span_bubble for r in self.roles))
+
+    @property
+    def exposed_comm_fraction(self) -> float:
+        return self._share(sum(r.exposed for r in self.roles))
+
+    @property
+    def busy_fraction(self) -> float:
+        return self._share(sum(r.busy for r in self.roles))
+
+    def _share(self, total: int) -> float:
+        return total / (self.step * len(self.roles)) if self.step else 0.0
+
+
+class SimulationStalled(Exception):
+    """Roles wait for each other: the plan makes no progress (the verifier names the cycle)."""
+
+
+def simulate(
+    plan: Plan, machine: Machine | None = None, order: str = "train", prices: Prices | None = None
+) -> Timeline:
+    """Timeline of one order. `machine` defaults to the cluster in the plan's settings.
+
+    Raises SimulationStalled when the programs wait for each other.
+    """
+    prices = prices or Prices(plan, machine)
+    network = _Network(plan, prices.machine.figures["overlap_slowdown"])
+    cutter = Cutter(prices.price, network.crosses)
+    walkers = [_Walker(role, role.order(order), cutter.cut(role), network) for role in plan.roles]
+    ready = deque(walkers)
+    while ready:
+        ready.popleft().walk()
+        ready += [walkers[k] for k in network.take_woken()]
+    stuck = [w.role.pipeline for w in walkers if not w.done]
+    if stuck:
+        raise SimulationStalled(f"roles {', '.join(map(str, stuck))} wait for each other")
+    step = max(max(w.clock, w.last, *w.streams.values()) for w in walkers)
+    return Timeline(step, tuple(w.result(step) for w in walkers))
+
+
+@dataclass(slots=True)
+class _Meeting:
+    """A channel, or a group across programs: the k-th issues of its members belong together."""
+
+    issued: list[list[int]]
+    cost: list[int] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    waiting: list[int] = field(default_factory=list)
+
+    def advance(self) -> None:
+        while all(len(times) > len(self.ends) for times in self.issued):
+            k = len(self.ends)
+            start = max(times[k] for times in self.issued)
+            if k:
+                start = max(start, self.ends[-1])
+            self.ends.append(start + self.cost[k])
+
+
+class _Network:
+    """All meetings by key, the roles that one of them has woken, and the outcomes of strands that roles share."""
+
+    def __init__(self, plan: Plan, slowdown: float) -> None:
+        self.plan, self.slowdown = plan, slowdown
+        self.meetings: dict[tuple[object, ...], _Meeting] = {}
+        self.woken: dict[int, None] = {}
+        self.crossing: dict[str, tuple[int, ...]] = {}
+        self.outcomes: dict[tuple[object, ...], Outcome] = {}
+
+    def issue(self, key: tuple[object, ...], member: int, members: int, time: int, cost: int) -> tuple[_Meeting, int]:
+        """Member `member` comes to its next meeting at `time`."""
+        meeting = self.meetings.get(key)
+        if meeting is None:
+            meeting = self.meetings[key] = _Meeting([[] for _ in range(members)])
+        k = len(meeting.issued[member])
+        meeting.issued[member].append(time)
+        if k == len(meeting.cost):
+            meeting.cost.append(cost)
+        else:
+            meeting.cost[k] = max(meeting.cost[k], cost)
+        meeting.advance()
+        if meeting.waiting and len(meeting.ends) > k:
+            self.woken.update(dict.fromkeys(meeting.waiting))
+            meeting.waiting.clear()
+        return meeting, k
+
+    def members(self, group: str) -> tuple[int, ...]:
+        """Pipeline coordinates that a group's members have, when it holds ranks of several programs; else nothing."""
+        if group not in self.crossing:
+            declared = self.plan.group_table.get(group)
+            axes = self.plan.mesh.resolve(declared.axes if declared else group)
+            chosen = (declared.pipeline if declared else ()) or tuple(r.pipeline for r in self.plan.roles)
+            self.crossing[group] = chosen if "pipeline" in axes and len(chosen) > 1 else ()
+        return self.crossing[group]
+
+    def crosses(self, group: str) -> bool:
+        return bool(self.members(group))
+
+    def take_woken(self) -> list[int]:
+        found, self.woken = list(self.woken), {}
+        return found
+
+
+class _Walker:
+    """One role on its way through its order."""
+
+    def __init__(
+        self, role: Role, calls: tuple[BlockCall, ...], pieces: dict[str, BlockPieces], network: _Network
+    ) -> None:
+        self.role, self.order, self.pieces, self.network = role, calls, pieces, network
+        self.position = self.index = 0
+        self.clock = self.busy = self.exposed = self.bubble = self.last = 0
+        self.streams: dict[str, int] = {"": 0}
+        self.pending: dict[tuple[str, int], int] = {}
+        self.meetings: dict[tuple[str, int], tuple[_Meeting, int]] = {}
+        self.outcomes = network.outcomes
+        self.calls: list[tuple[int, int]] = []
+        self.started = -1
+        self.bubble_first = -1
+        self.bubble_last = 0
+
+    @property
+    def done(self) -> bool:
+        return self.position == len(self.order)
+
+    def walk(self) -> None:
+        """Go on until the end or until something has not been issued yet."""
+        while self.position < len(self.order):
+            call = self.order[self.position]
+            block = self.pieces[call.block]
+            pieces = block.pieces
+            while self.index < len(pieces):
+                piece = pieces[self.index]
+                if isinstance(piece, Strand):
+                    self._run(piece, call.arguments)
+                elif piece.kind != "wait":
+                    self._issue(piece, call.arguments)
+                elif not self._wait(piece.name, call.arguments):
+                    return
+                self.index += 1
+            self._finish(block.units)
+
+    def _finish(self, units: bool) -> None:
+        self.calls.append((self.clock if self.started < 0 else self.started, self.clock))
+        if units:
+            self.bubble_last = self.bubble
+        self.position, self.index, self.started = self.position + 1, 0, -1
+
+    def _run(self, strand: Strand, arguments: tuple[int, ...]) -> None:
+        now, streams = self.clock, self.streams
+        clocks = tuple([max(streams.get(s, 0) - now, 0) for s in strand.streams])
+        imports = tuple([max(self.pending.pop(_concrete(n, arguments)) - now, 0) for n in strand.imports])
+        active = max(max(streams.values()) - now, 0)
+        key = (id(strand), clocks, imports, active)
+        found = self.outcomes.get(key)
+        if found is None:
+            found = self.outcomes[key] = run_strand(strand, clocks, imports, active, self.network.slowdown)
+        if self.started < 0 and found.busy:
+            self.started = now
+        if self.bubble_first < 0 and self.pieces[self.order[self.position].block].units and found.busy:
+            self.bubble_first = self.bubble
+        self.clock = now + found.advance
+        self.busy += found.busy
+        self.exposed += found.advance - found.busy
+        for name, relative in zip(strand.streams, found.streams, strict=True):
+            streams[name] = now + relative
+        for (_, pending), relative in zip(strand.exports, found.exports, strict=True):
+            self.pending[_concrete(pending, arguments)] = now + relative
+
+    def _issue(self, event: Event, arguments: tuple[int, ...]) -> None:
+        mine = self.role.pipeline
+        if event.kind == "meet":
+            members = self.network.members(event.group)
+            time = max(self.clock, self.streams.get(event.stream, 0))
+            key = (event.group, event.stream)
+            found = self.network.issue(key, members.index(mine), len(members), time, event.cost)
+        else:
+            found = self.network.issue(self._channel(event), int(event.kind == "recv"), 2, self.clock, event.cost)
+        self.meetings[_concrete(event.name, arguments)] = found
+
+    def _channel(self, event: Event) -> tuple[object, ...]:
+        """(axis, stream, sender, receiver), or the sender's offset where both are ranks of this role."""
+        mine, sends = self.role.pipeline, event.kind == "send"
+        if event.group == "pipeline":
+            pair = (mine, mine + event.peer) if sends else (mine + event.peer, mine)
+        else:
+            pair = (mine, event.peer if sends else -event.peer)
+        return (event.group, event.stream, *pair)
+
+    def _wait(self, name: Name, arguments: tuple[int, ...]) -> bool:
+        """False when the other side has not come yet; then this role is woken later."""
+        concrete = _concrete(name, arguments)
+        meeting, k = self.meetings[concrete]
+        if len(meeting.ends) <= k:
+            meeting.waiting.append(self.role.pipeline)
+            return False
+        del self.meetings[concrete]
+        end = meeting.ends[k]
+        self.last = max(self.last, end)
+        if end > self.clock:
+            waited = end - self.clock
+            moving = min(waited, meeting.cost[k])
+            self.exposed += moving
+            self.bubble += waited - moving
+            self.clock = end
+        return True
+
+    def result(self, step: int) -> RoleTime:
+        span = self.bubble_last - max(self.bubble_first, 0)
+        idle = step - self.busy - self.exposed
+        return RoleTime(self.role.pipeline, self.busy, self.exposed, idle, span, self.clock, tuple(self.calls))
+
+
+def _concrete(name: Name, arguments: tuple[int, ...]) -> tuple[str, int]:
+    base, index = name
+    return base, arguments[index] if index >= 0 else -1

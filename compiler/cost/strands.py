@@ -1,0 +1,176 @@
+"""Blocks as strands: what lies between two events that depend on another role is simulated once and remembered.
+
+Inside a strand only the clocks of the role's own streams matter, and adding a time to all of them shifts every result
+by that time. So a strand is simulated for the *differences* between the compute clock and the clocks it meets, and its
+result is kept under them: in a repeating schedule nearly every call finds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from titan.compiler.plan.instruction import Instruction
+from titan.compiler.plan.program import Block, Role
+
+Name = tuple[str, int]  # base register and index of the block's micro-batch parameter, -1 without
+
+
+@dataclass(frozen=True, slots=True)
+class Strand:
+    """`steps`: (0, ns, 0, 0) compute; (1, ns, stream, slot) issue; (2, 0, 0, slot) wait. Slots from 0 on are the
+    imports, issued outside; negative ones are issued here; `exports` are those still pending at the end."""
+
+    steps: tuple[tuple[int, int, int, int], ...]
+    streams: tuple[str, ...]
+    imports: tuple[Name, ...]
+    exports: tuple[tuple[int, Name], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Relative to the compute clock at the start: times in ns."""
+
+    advance: int
+    busy: int
+    streams: tuple[int, ...]
+    exports: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An instruction that meets another role: `kind` is send, recv, meet (a collective across programs) or wait."""
+
+    kind: str
+    name: Name
+    cost: int = 0
+    group: str = ""
+    stream: str = ""
+    peer: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPieces:
+    """A block cut at its events; `units` says that it runs segments."""
+
+    pieces: tuple[Strand | Event, ...]
+    units: bool
+
+
+def run_strand(
+    strand: Strand, streams: tuple[int, ...], imports: tuple[int, ...], active: int = 0, slowdown: float = 1.0
+) -> Outcome:
+    """Walk a strand from compute clock 0, with the streams' clocks and the completion times of its imports.
+
+    Until `active`, and while a collective issued here runs, compute takes `slowdown` times as long.
+    """
+    clock = busy = 0
+    clocks = list(streams)
+    done = dict(enumerate(imports))
+    for kind, cost, stream, slot in strand.steps:
+        if kind == 0:
+            taken = stretch(cost, active - clock, slowdown) if active > clock else cost
+            clock += taken
+            busy += taken
+        elif kind == 1:
+            done[slot] = clocks[stream] = max(clock, clocks[stream]) + cost
+            active = max(active, clocks[stream])
+        else:
+            clock = max(clock, done[slot])
+    return Outcome(clock, busy, tuple(clocks), tuple(done[slot] for slot, _ in strand.exports))
+
+
+def stretch(cost: int, beside: int, slowdown: float) -> int:
+    """Time of `cost` ns of compute when the first `beside` ns run next to communication."""
+    slowed = round(cost * slowdown)
+    return slowed if slowed <= beside else cost + round(beside * (1 - 1 / slowdown))
+
+
+class Cutter:
+    """Cuts the blocks of roles. `price` gives ns of an instruction of a role; `crosses` says that a group holds ranks
+    of other programs. Equal strands of all roles become one object, so that their outcomes are shared."""
+
+    def __init__(self, price: Callable[[Role, Instruction], int], crosses: Callable[[str], bool]) -> None:
+        self.price, self.crosses = price, crosses
+        self.interned: dict[Strand, Strand] = {}
+
+    def cut(self, role: Role) -> dict[str, BlockPieces]:
+        """Every block of a role in pieces."""
+        instructions = [i for block in role.blocks for i in block.instructions]
+        external = {_base(name) for i in instructions if self._external(i) for name in i.writes}
+        return {block.name: self._cut(role, block, external) for block in role.blocks}
+
+    def _external(self, i: Instruction) -> bool:
+        return i.row.asynchronous and (i.row.kind == "transfer" or self.crosses(i.group))
+
+    def _cut(self, role: Role, block: Block, external: set[str]) -> BlockPieces:
+        pieces: list[Strand | Event] = []
+        piece = _Builder()
+        for i in block.instructions:
+            event = self._event(role, block, i, external)
+            if event is None:
+                piece.add(block, i, self.price(role, i))
+                continue
+            pieces += [*self._whole(piece), event]
+            piece = _Builder()
+        units = any(i.row.unit for i in block.instructions)
+        return BlockPieces((*pieces, *self._whole(piece)), units)
+
+    def _whole(self, piece: _Builder) -> tuple[Strand, ...]:
+        if not piece.steps:
+            return ()
+        strand = piece.build()
+        return (self.interned.setdefault(strand, strand),)
+
+    def _event(self, role: Role, block: Block, i: Instruction, external: set[str]) -> Event | None:
+        if i.opcode == "wait":
+            register = i.reads[0]
+            return Event("wait", _name(block, register)) if _base(register) in external else None
+        if not self._external(i):
+            return None
+        name, cost = _name(block, i.writes[0]), self.price(role, i)
+        if i.row.kind == "transfer":
+            return Event(i.opcode, name, cost, i.group, i.stream, int(i.attribute("peer", 1)))
+        return Event("meet", name, cost, i.group, i.stream)
+
+
+def _base(register: str) -> str:
+    return register.rstrip("?").partition(":")[0]
+
+
+def _name(block: Block, register: str) -> Name:
+    base, _, parameter = register.rstrip("?").partition(":")
+    return base, block.parameters.index(parameter) if parameter else -1
+
+
+class _Builder:
+    """Collects the instructions of one strand."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[int, int, int, int]] = []
+        self.streams: dict[str, int] = {}
+        self.pending: dict[Name, int] = {}  # issued here, not yet waited for
+        self.imports: dict[Name, int] = {}
+        self.issued = 0
+
+    def add(self, block: Block, i: Instruction, cost: int) -> None:
+        if i.opcode == "wait":
+            name = _name(block, i.reads[0])
+            slot = self.pending.pop(name, None)
+            self.steps.append((2, 0, 0, self._imported(name) if slot is None else slot))
+        elif i.row.asynchronous:
+            stream = self.streams.setdefault(i.stream, len(self.streams))
+            self.issued += 1
+            self.pending[_name(block, i.writes[0])] = -self.issued
+            self.steps.append((1, cost, stream, -self.issued))
+        elif cost:
+            if self.steps and self.steps[-1][0] == 0:
+                cost += self.steps.pop()[1]
+            self.steps.append((0, cost, 0, 0))
+
+    def _imported(self, name: Name) -> int:
+        return self.imports.setdefault(name, len(self.imports))
+
+    def build(self) -> Strand:
+        exports = tuple((slot, name) for name, slot in self.pending.items())
+        return Strand(tuple(self.steps), tuple(self.streams), tuple(self.imports), exports)
