@@ -65,7 +65,7 @@ def render_all(error: TitanError, sources: Mapping[str, str] | None = None) -> s
 
 
 def render(diagnostic: Diagnostic, sources: Mapping[str, str] | None = None) -> str:
-    """The picture: place, code and sentence; the source line with a caret; nearest legal values; notes with their places.
+    """The picture: place, code and sentence; the source line with a caret; nearest legal values; notes with places.
 
     `sources` maps paths to texts; a path that it lacks is read from disk, and where that fails there is no source line.
     No colours, and no control characters from the source.

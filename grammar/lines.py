@@ -26,7 +26,7 @@ def join_lines(tokens: list[Token]) -> tuple[list[Token], list[int]]:
             continue
         if newline and joined and (not inside or inside[-1] == "LBRACE"):
             before = joined[-1].type
-            if not _continues(before, significant, index):
+            if not continues(before, significant, index):
                 if before not in ("LBRACE", "COMMA") and token.type not in CLOSERS:
                     joined.append(newline)
                 starts.append(len(joined))
@@ -39,7 +39,8 @@ def join_lines(tokens: list[Token]) -> tuple[list[Token], list[int]]:
     return joined, starts
 
 
-def _continues(before: str, tokens: list[Token], index: int) -> bool:
+def continues(before: str, tokens: list[Token], index: int) -> bool:
+    """Whether the token at `index`, first of its line, goes on with what ends in a token of type `before`."""
     if tokens[index].type in _GOES_ON_BEFORE:
         return True
     following = tokens[index + 1].type if index + 1 < len(tokens) else ""
