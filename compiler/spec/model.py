@@ -97,7 +97,7 @@ class Model(Part):
     name: str = "model"
     vocab: Count
     hidden: Count
-    attention: Attention
+    attention: Annotated[Attention | None, NONE_WORD]
     layers: Annotated[tuple[LayerGroup, ...], Rule(min_length=1)]
     norm: Literal["rms_norm", "layer_norm", "none"] = "rms_norm"
     norm_eps: Positive = 1e-5
@@ -109,7 +109,7 @@ class Model(Part):
     init_std: Positive = 0.02
     initializer: Literal["normal", "power_of_two"] = "normal"
     residual: Flag = True
-    head_bias: Flag = False
+    loss: Literal["cross_entropy", "linear"] = "cross_entropy"
 
     @model_validator(mode="before")
     @classmethod
@@ -131,7 +131,7 @@ class Model(Part):
             raise refuse("T233", "positions = rope needs `rope = { theta = ... }`", at="positions")
         if self.positions != "rope" and self.rope is not None:
             raise refuse("T233", f"`rope` is given, but positions = {self.positions} would ignore it", at="rope")
-        if self.positions == "rope" and self.attention.head_dim % 2:
+        if self.positions == "rope" and self.attention is not None and self.attention.head_dim % 2:
             text = f"rotary positions turn pairs of numbers, so head_dim = {self.attention.head_dim} must be even"
             raise refuse("T232", text, at="attention.head_dim")
         return self
@@ -160,17 +160,22 @@ class Model(Part):
 
     def head_count(self) -> int:
         """What the output head adds to the embedding."""
-        return (0 if self.tied else self.vocab * self.hidden) + (self.vocab if self.head_bias else 0)
+        return 0 if self.tied else self.vocab * self.hidden
 
     def layer_parameter_count(self, block: Dense) -> int:
         """Attention, feed-forward and two norms of one layer."""
-        a = self.attention
-        queries, shared = a.heads * a.head_dim, a.kv_heads * a.head_dim
-        attention = self.hidden * (2 * queries + 2 * shared)
-        attention += (queries + 2 * shared if a.bias else 0) + (self.hidden if a.out_bias else 0)
         matrices = block.matrices()
         ffn = matrices * self.hidden * block.ffn + ((matrices - 1) * block.ffn + self.hidden if block.bias else 0)
-        return attention + ffn + 2 * self._norm_count()
+        norms = (1 if self.attention is None else 2) * self._norm_count()
+        return self._attention_count() + ffn + norms
+
+    def _attention_count(self) -> int:
+        a = self.attention
+        if a is None:
+            return 0
+        queries, shared = a.heads * a.head_dim, a.kv_heads * a.head_dim
+        biases = (queries + 2 * shared if a.bias else 0) + (self.hidden if a.out_bias else 0)
+        return self.hidden * (2 * queries + 2 * shared) + biases
 
     def _norm_count(self) -> int:
         return {"rms_norm": 1, "layer_norm": 2, "none": 0}[self.norm] * self.hidden

@@ -1,0 +1,200 @@
+"""Spec -> ModelGraph: a decoder as parts with global shapes and named dims, before any parallelism."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from titan.compiler.graph.model_graph import ModelGraph, Op, Part, Value
+from titan.compiler.plan.mesh import Mesh
+from titan.compiler.plan.operators import Attribute, statistics_dtype
+from titan.compiler.strategy import Strategy
+
+if TYPE_CHECKING:
+    from titan.compiler.spec.schema import Dense, Model, Spec
+
+COMPUTE_DTYPE = {"fp32": "f32", "bf16": "bf16", "fp64": "f64"}
+SEQUENCE = ("batch", "sequence")
+
+
+@dataclass
+class _Builder:
+    """Collects values and operators of one part; every method returns the name of its result."""
+
+    model: Model
+    dtype: str
+    batch: int
+    sequence: int
+    vocab: int
+    values: dict[str, Value] = field(default_factory=dict)
+    ops: list[Op] = field(default_factory=list)
+
+    def value(self, name: str, dim: str, size: int, kind: str = "activation") -> str:
+        self.values[name] = Value(name, self.dtype, (*SEQUENCE, dim), (self.batch, self.sequence, size), kind)
+        return name
+
+    def data(self, name: str, dtype: str, scalar: bool = False) -> str:
+        shape: tuple[int, ...] = () if scalar else (self.batch, self.sequence)
+        self.values[name] = Value(name, dtype, () if scalar else SEQUENCE, shape, "data")
+        return name
+
+    def parameter(self, name: str, dims: tuple[str, ...], shape: tuple[int, ...]) -> str:
+        self.values[name] = Value(name, self.dtype, dims, shape, "parameter")
+        return name
+
+    def op(self, operator: str, result: str, operands: tuple[str, ...], dim: str, size: int, **attributes: Attribute) -> str:
+        results = (self.value(result, dim, size), *(f"{result}.{a}" for a in _auxiliary(operator)))
+        for name in results[1:]:
+            dims, shape = SEQUENCE, (self.batch, self.sequence)
+            if name.endswith(".lse"):
+                heads = size // int(attributes["head_dim"])
+                dims, shape = ("batch", dim, "sequence"), (self.batch, heads, self.sequence)  # type: ignore[assignment]
+            self.values[name] = Value(name, statistics_dtype(self.dtype), dims, shape)
+        self.ops.append(Op(operator, results, operands, tuple(attributes.items())))
+        return result
+
+    def linear(self, x: str, result: str, weight: str, out: tuple[str, int], inner: tuple[str, int], bias: bool) -> str:
+        self.parameter(f"{weight}.weight", (out[0], inner[0]), (out[1], inner[1]))
+        if not bias:
+            return self.op("linear", result, (x, f"{weight}.weight"), *out)
+        self.op("linear", f"{result}.product", (x, f"{weight}.weight"), *out)
+        self.parameter(f"{weight}.bias", (out[0],), (out[1],))
+        return self.op("bias", result, (f"{result}.product", f"{weight}.bias"), *out)
+
+    def norm(self, x: str, result: str, name: str) -> str:
+        hidden = self.model.hidden
+        if self.model.norm == "none":
+            return x
+        gain = self.parameter(f"{name}.weight", ("hidden",), (hidden,))
+        operands: tuple[str, ...] = (x, gain)
+        if self.model.norm == "layer_norm":
+            operands = (*operands, self.parameter(f"{name}.bias", ("hidden",), (hidden,)))
+        return self.op(self.model.norm, result, operands, "hidden", hidden, eps=self.model.norm_eps)
+
+    def dropout(self, x: str, result: str, site: str) -> str:
+        if self.model.dropout == 0:
+            return x
+        return self.op("dropout", result, (x,), "hidden", self.model.hidden, p=self.model.dropout, site=site)
+
+    def residual(self, x: str, branch: str, result: str) -> str:
+        if not self.model.residual:
+            return branch
+        return self.op("add", result, (x, branch), "hidden", self.model.hidden)
+
+    def part(self, name: str, repeated: bool, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> Part:
+        return Part(name, repeated, inputs, outputs, tuple(self.values.values()), tuple(self.ops))
+
+
+def _auxiliary(operator: str) -> tuple[str, ...]:
+    from titan.compiler.plan.operators import OPERATORS
+
+    return OPERATORS[operator].auxiliary
+
+
+def _rope(b: _Builder, x: str, result: str, dim: tuple[str, int]) -> str:
+    model = b.model
+    assert model.attention is not None
+    if model.positions != "rope" or model.rope is None:
+        return x
+    attributes: dict[str, Attribute] = {"theta": float(model.rope.theta), "head_dim": model.attention.head_dim}
+    if model.rope.scaling is not None:
+        scaling = model.rope.scaling
+        attributes |= {
+            "factor": float(scaling.factor),
+            "low": float(scaling.low_frequency_factor),
+            "high": float(scaling.high_frequency_factor),
+            "original": int(scaling.original_max_positions),
+        }
+    return b.op("rope", result, (x,), *dim, **attributes)
+
+
+def _attention(b: _Builder, x: str) -> str:
+    attention, hidden = b.model.attention, ("hidden", b.model.hidden)
+    if attention is None:
+        return x
+    size = attention.head_dim
+    heads, kv_heads = ("heads", attention.heads * size), ("kv_heads", attention.kv_heads * size)
+    normed = b.norm(x, "attn_in", ".attn_norm")
+    q = b.linear(normed, "q", ".attn.q", heads, hidden, attention.bias)
+    k = b.linear(normed, "k", ".attn.k", kv_heads, hidden, attention.bias)
+    v = b.linear(normed, "v", ".attn.v", kv_heads, hidden, attention.bias)
+    q, k = _rope(b, q, "q.rope", heads), _rope(b, k, "k.rope", kv_heads)
+    mixed = b.op("attention", "mixed", (q, k, v), *heads, head_dim=size, causal=True)
+    out = b.linear(mixed, "attn_out", ".attn.out", hidden, heads, attention.out_bias)
+    return b.residual(x, b.dropout(out, "attn_drop", "attention"), "h")
+
+
+def _ffn(b: _Builder, x: str, block: Dense) -> str:
+    hidden, ffn = ("hidden", b.model.hidden), ("ffn", block.ffn)
+    normed = b.norm(x, "ffn_in", ".ffn_norm")
+    if block.activation == "swiglu":
+        gate = b.linear(normed, "gate", ".ffn.gate", ffn, hidden, block.bias)
+        up = b.linear(normed, "up", ".ffn.up", ffn, hidden, block.bias)
+        inner = b.op("swiglu", "inner", (gate, up), *ffn)
+    else:
+        up = b.linear(normed, "up", ".ffn.up", ffn, hidden, block.bias)
+        if block.activation == "relu":
+            inner = b.op("relu", "inner", (up,), *ffn)
+        else:
+            inner = b.op("gelu", "inner", (up,), *ffn, approximate="tanh" if block.activation == "gelu_tanh" else "none")
+    out = b.linear(inner, "ffn_out", ".ffn.down", hidden, ffn, block.bias)
+    return b.residual(x, b.dropout(out, "ffn_drop", "ffn"), "y")
+
+
+def _embed(b: _Builder) -> Part:
+    model = b.model
+    b.data("tokens", "i64")
+    b.parameter("embed.weight", ("vocab", "hidden"), (b.vocab, model.hidden))
+    x = b.op("embedding", "embedded", ("tokens", "embed.weight"), "hidden", model.hidden)
+    if model.positions == "learned":
+        b.parameter("positions.weight", ("position", "hidden"), (model.max_positions, model.hidden))
+        x = b.op("add_positions", "placed", (x, "positions.weight"), "hidden", model.hidden)
+    x = b.dropout(x, "embedded.drop", "embedding")
+    return b.part("embed", False, ("tokens",), (x,))
+
+
+def _layer(b: _Builder, block: Dense, name: str) -> Part:
+    b.value("x", "hidden", b.model.hidden)
+    return b.part(name, True, ("x",), (_ffn(b, _attention(b, "x"), block),))
+
+
+def _head(b: _Builder) -> Part:
+    model, statistic = b.model, statistics_dtype(b.dtype)
+    b.value("x", "hidden", model.hidden)
+    b.data("labels", "i64")
+    b.data("count", statistic, scalar=True)
+    normed = b.norm("x", "head_in", "final_norm")
+    weight = "embed.weight" if model.tied else "head.weight"
+    b.parameter(weight, ("vocab", "hidden"), (b.vocab, model.hidden))
+    b.op("linear", "logits", (normed, weight), "vocab", b.vocab)
+    for name in ("peak", "total", "target"):
+        b.values[name] = Value(name, statistic, SEQUENCE, (b.batch, b.sequence))
+    b.values["loss"] = Value("loss", statistic, (), ())
+    vocab = ("vocab", model.vocab)
+    b.ops.append(Op("vocab_max", ("peak",), ("logits",), (vocab,)))
+    b.ops.append(Op("vocab_sum", ("total", "target"), ("logits", "labels", "peak"), (vocab,)))
+    b.ops.append(Op("token_loss", ("loss",), ("peak", "total", "target", "labels", "count"), (("kind", model.loss),)))
+    return b.part("head", False, ("x", "labels", "count"), ("loss",))
+
+
+def build(spec: Spec, strategy: Strategy, mesh: Mesh) -> ModelGraph:
+    """The graph of one micro-batch over all data ranks: batch = micro_batch * data, full sequence, padded vocabulary."""
+    from titan.compiler.spec.vocabulary import padded_vocab
+
+    model, dtype = spec.model, COMPUTE_DTYPE[spec.train.precision]
+    vocab = padded_vocab(model.vocab, strategy.tensor)
+
+    def builder() -> _Builder:
+        return _Builder(model, dtype, strategy.micro_batch * strategy.data, spec.train.sequence, vocab)
+
+    kinds: dict[Dense, int] = {}
+    chain: list[tuple[int, int | None]] = [(0, None)]
+    layer = 0
+    for group in model.layers:
+        index = kinds.setdefault(group.block, len(kinds) + 1)
+        chain.extend((index, layer + offset) for offset in range(group.count))
+        layer += group.count
+    layers = tuple(_layer(builder(), block, "s" if index == 1 else f"k{index}s") for block, index in kinds.items())
+    parts = (_embed(builder()), *layers, _head(builder()))
+    chain.append((len(parts) - 1, None))
+    return ModelGraph(mesh, parts, tuple(chain))

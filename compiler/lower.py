@@ -1,0 +1,186 @@
+"""Order + graph -> Plan: stages, buckets, blocks, programs; every instruction of every rank."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from titan.compiler.graph.build import COMPUTE_DTYPE, build
+from titan.compiler.graph.model_graph import Convert, ModelGraph
+from titan.compiler.passes.blocks import BlockWriter, Chunk, Names
+from titan.compiler.passes.buckets import buckets, parameter_names
+from titan.compiler.passes.layouts import group_name
+from titan.compiler.passes.registry import run
+from titan.compiler.passes.transfers import WINDOW, transfer_blocks, transfers
+from titan.compiler.passes.update import begin, end, epilogue
+from titan.compiler.plan.layout import dual
+from titan.compiler.plan.mesh import Group, Mesh
+from titan.compiler.plan.operators import TensorType, statistics_dtype
+from titan.compiler.plan.program import Block, BlockCall, Bucket, Buffer, Parameter, Plan, Role
+from titan.compiler.plan.segment import Segment
+from titan.compiler.schedules.order import Order, forward_only
+from titan.compiler.schedules.registry import SCHEDULES
+from titan.compiler.strategy import Strategy
+
+if TYPE_CHECKING:
+    from titan.compiler.spec.schema import Spec
+
+PLAN_VERSION = 1
+
+
+def lower(spec: Spec, strategy: Strategy) -> Plan:
+    """The plan of a legal strategy (`compiler/spec/legality.py`); deterministic."""
+    model = spec.model
+    mesh = strategy.mesh(model.attention.kv_heads if model.attention else strategy.tensor)
+    graph = run(build(spec, strategy, mesh), strategy)
+    order = SCHEDULES[strategy.schedule](strategy.pipeline, strategy.micro_batches)
+    chunks = _chunks(graph, strategy.stages, order.placement)
+    homes = _homes(graph, chunks, order.placement)
+    initializer = (model.initializer, model.init_std)
+    found, parameters = buckets(graph, homes, strategy.zero > 0, initializer, model.vocab)
+    layers = sum(strategy.stages)
+    writer = BlockWriter(graph, {p.name: p.bucket for p in parameters}, layers, strategy.recompute)
+    dtype = COMPUTE_DTYPE[spec.train.precision]
+    roles = tuple(
+        _role(rank, order, chunks, writer, found, strategy, mesh, statistics_dtype(dtype)) for rank in range(strategy.pipeline)
+    )
+    segments = tuple(step for part in graph.parts for step in part.steps if isinstance(step, Segment))
+    return Plan(
+        PLAN_VERSION,
+        _settings(spec, strategy),
+        mesh,
+        _groups(found, strategy),
+        _types(graph, layers, statistics_dtype(dtype)),
+        found,
+        parameters,
+        segments,
+        roles,
+    )
+
+
+def _chunks(graph: ModelGraph, stages: tuple[int, ...], placement: tuple[int, ...]) -> tuple[Chunk, ...]:
+    layers = [link for link in graph.chain if link[1] is not None]
+    embed, head = graph.chain[0], graph.chain[-1]
+    found, first = [], 0
+    for number, count in enumerate(stages):
+        chain = tuple(layers[first : first + count])
+        chain = (embed, *chain) if number == 0 else chain
+        chain = (*chain, head) if number == len(stages) - 1 else chain
+        before = placement[number - 1] - placement[number] if number else None
+        after = placement[number + 1] - placement[number] if number + 1 < len(stages) else None
+        found.append(Chunk(number, chain, first, first + count, before, after))
+        first += count
+    return tuple(found)
+
+
+def _homes(graph: ModelGraph, chunks: tuple[Chunk, ...], placement: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """Pipeline coordinates that hold each parameter."""
+    found: dict[str, dict[int, None]] = {}
+    for chunk in chunks:
+        for index, layer in chunk.chain:
+            for name in parameter_names(graph.parts[index], layer):
+                found.setdefault(name, {})[placement[chunk.number]] = None
+    return {name: tuple(sorted(ranks)) for name, ranks in found.items()}
+
+
+def _role(
+    rank: int,
+    order: Order,
+    chunks: tuple[Chunk, ...],
+    writer: BlockWriter,
+    found: tuple[Bucket, ...],
+    strategy: Strategy,
+    mesh: Mesh,
+    statistic: str,
+) -> Role:
+    held = {c.number: c for c in chunks if order.placement[c.number] == rank}
+    mine = tuple(b for b in found if rank in b.homes)
+    data_group = group_name(mesh, tuple(f for f in ("data", "context") if mesh.size(f) > 1))
+    holds_loss = len(chunks) - 1 in held
+    blocks: list[Block] = [begin(data_group)] if holds_loss else []
+    for chunk in held.values():
+        blocks += [*transfer_blocks(chunk, training=True), *writer.forward(chunk), writer.evaluate(chunk)]
+    closing, calls = epilogue(mine, mesh.world_size)
+    last = end(data_group, strategy.pipeline, holds_loss)
+    opening = (BlockCall("begin"),) if holds_loss else ()
+    train = (*opening, *transfers(order.ranks[rank], held), *calls, BlockCall("end"))
+    forwards = forward_only(order.placement, strategy.micro_batches).ranks[rank]
+    body = tuple(BlockCall(c.block.replace("F.", "E."), c.arguments) for c in transfers(forwards, held))
+    evaluate = (*opening, *body, BlockCall("end"))
+    buffers = tuple(b for bucket in mine for b in _buffers(bucket, mesh, statistic))
+    if holds_loss:
+        buffers = (*buffers, Buffer("b.loss", "metric", statistic, 1))
+    layers = tuple(tuple(layer for _, layer in c.chain if layer is not None) for c in held.values())
+    return Role(rank, layers, buffers, (*blocks, *closing, last), (("train", train), ("evaluate", evaluate)))
+
+
+def _buffers(bucket: Bucket, mesh: Mesh, statistic: str) -> tuple[Buffer, ...]:
+    """AdamW keeps two moments, and a master copy when parameters are narrower than the state."""
+    local = bucket.elements // (mesh.size(bucket.replicas) if bucket.sharded else 1)
+    copies = 2 if bucket.dtype == statistic else 3
+    return (
+        Buffer(f"p.{bucket.name}", "parameters", bucket.dtype, bucket.elements),
+        Buffer(f"g.{bucket.name}", "gradients", statistic, bucket.elements),
+        Buffer(f"o.{bucket.name}", "optimizer", statistic, copies * local),
+    )
+
+
+def _groups(found: tuple[Bucket, ...], strategy: Strategy) -> tuple[Group, ...]:
+    groups = [Group("all", "region*pipeline*data*context*tensor")]
+    groups += [Group("tied", "pipeline", b.homes) for b in found if len(b.homes) > 1][:1]
+    return tuple(groups) if strategy.world_size > 1 else ()
+
+
+def _types(graph: ModelGraph, layers: int, statistic: str) -> tuple[tuple[str, TensorType], ...]:
+    """Types of all registers by type name, forward values and gradients (whose layout is the dual)."""
+    from titan.compiler.plan.instruction import type_name
+
+    found: dict[str, TensorType] = {}
+    for part in graph.parts:
+        names = Names(part, 0 if part.repeated else None, layers)
+        crossing = {v for step in part.steps if isinstance(step, Segment) for v in (*step.inputs, *step.outputs)}
+        crossing |= {v for step in part.steps if isinstance(step, Convert) for v in (step.result, step.source)}
+        for value in part.values:
+            if value.name in crossing and value.kind != "parameter":
+                local = value.local(graph.mesh)
+                found[type_name(names.register(value.name))] = local
+                if value.kind == "activation":
+                    gradient = TensorType(local.dtype, local.shape, dual(local.layout))
+                    for number in range(3):
+                        found[type_name(names.gradient(value.name, number))] = gradient
+    scalar = TensorType(statistic, ())
+    found |= {name: scalar for name in ("count", "count.local", "nsq", "nsq.local", "loss.sum", "loss.all")}
+    return tuple(sorted(found.items()))
+
+
+def _settings(spec: Spec, strategy: Strategy) -> tuple[tuple[str, str], ...]:
+    train, optimizer = spec.train, spec.train.optimizer
+    values: dict[str, Any] = {
+        "titan": "0.1.0",
+        "model": spec.model.model_dump(),
+        "cluster": spec.cluster.model_dump(),
+        "memory.limit_bytes": int(spec.cluster.device.memory * spec.objective.memory_fraction),
+        "strategy": asdict(strategy),
+        "transfers.window": WINDOW,
+        "train.sequence": train.sequence,
+        "train.global_batch": train.global_batch,
+        "train.micro_batch": strategy.micro_batch,
+        "train.micro_batches": strategy.micro_batches,
+        "train.precision": train.precision,
+        "train.learning_rate": optimizer.learning_rate,
+        "train.min_learning_rate": optimizer.min_learning_rate,
+        "train.beta1": optimizer.beta1,
+        "train.beta2": optimizer.beta2,
+        "train.eps": optimizer.eps,
+        "train.weight_decay": optimizer.weight_decay,
+        "train.warmup_steps": train.warmup_steps,
+        "train.steps": train.steps,
+        "train.total_tokens": train.total_tokens,
+        "train.schedule": train.schedule,
+        "train.clip": train.clip,
+        "train.seed": train.seed,
+        "train.data": train.data,
+        "train.validation": train.validation,
+    }
+    return tuple((key, json.dumps(value, sort_keys=True)) for key, value in sorted(values.items()))

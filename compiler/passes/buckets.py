@@ -1,0 +1,124 @@
+"""Parameters into buckets: one flat padded buffer per layer and kind of gradient sum.
+
+How a parameter is read says what its gradient needs: `R` on a factor means a sum over it, `V` a shard, `I` nothing. Sums
+over data and context are the data-parallel reduction (and the ZeRO shard group); sums over tensor factors come first
+(norms under sequence parallelism, replicated KV heads).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from titan.compiler.graph.model_graph import ModelGraph, Part, Value
+from titan.compiler.passes.layouts import group_name
+from titan.compiler.plan.mesh import Mesh
+from titan.compiler.plan.operators import TensorType
+from titan.compiler.plan.program import Bucket, Parameter
+from titan.compiler.plan.segment import bind
+
+REPLICAS = ("data", "context")
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    name: str
+    formal: str
+    value: Value
+    part: Part
+    layer: int | None
+    homes: tuple[int, ...]
+
+
+def buckets(graph: ModelGraph, homes: dict[str, tuple[int, ...]], shard: bool, initializer: tuple[str, float], vocab: int) -> tuple[tuple[Bucket, ...], tuple[Parameter, ...]]:
+    """Buckets and parameters in model order. `homes` maps each parameter to the pipeline coordinates that hold it."""
+    mesh = graph.mesh
+    groups: dict[tuple[str, str, str], list[_Use]] = {}
+    seen: dict[str, Value] = {}
+    for use in _uses(graph, homes):
+        if use.name in seen:
+            assert seen[use.name].layout == use.value.layout, f"{use.name} is read in two layouts"
+            continue
+        seen[use.name] = use.value
+        groups.setdefault(_key(use, mesh), []).append(use)
+    layers = sum(1 for _, layer in graph.chain if layer is not None)
+    found: list[Bucket] = []
+    parameters: list[Parameter] = []
+    for (where, sums, equal), uses in groups.items():
+        bucket, members = _bucket(where, sums, equal, uses, mesh, shard, initializer, vocab, layers)
+        found.append(bucket)
+        parameters.extend(members)
+    return tuple(found), tuple(parameters)
+
+
+def _uses(graph: ModelGraph, homes: dict[str, tuple[int, ...]]) -> list[_Use]:
+    return [
+        _Use(bind(value.name, layer), value.name, value, graph.parts[index], layer, homes[bind(value.name, layer)])
+        for index, layer in graph.chain
+        for value in graph.parts[index].values
+        if value.kind == "parameter"
+    ]
+
+
+def parameter_names(part: Part, layer: int | None) -> list[str]:
+    """Full names of the parameters of one part instance."""
+    return [bind(value.name, layer) for value in part.values if value.kind == "parameter"]
+
+
+def _key(use: _Use, mesh: Mesh) -> tuple[str, str, str]:
+    states = dict(use.value.layout)
+    factors = [f for f, size in mesh.factors if size > 1 and f not in ("pipeline", "region", *REPLICAS)]
+    sums = tuple(f for f in factors if states.get(f) == "R")
+    equal = tuple(f for f in factors if not states.get(f, "I").startswith("V"))
+    where = "tied" if len(use.homes) > 1 else use.part.name if use.layer is None else f"l{use.layer}"
+    return where, group_name(mesh, sums), group_name(mesh, equal)
+
+
+def _bucket(
+    where: str,
+    sums: str,
+    equal: str,
+    uses: list[_Use],
+    mesh: Mesh,
+    shard: bool,
+    initializer: tuple[str, float],
+    vocab: int,
+    layers: int,
+) -> tuple[Bucket, list[Parameter]]:
+    name = f"{where}.{equal}" if equal else where
+    replicas = group_name(mesh, tuple(f for f in REPLICAS if mesh.size(f) > 1))
+    sharded = shard and bool(replicas)
+    ordered = sorted(uses, key=lambda use: len(use.value.shape) < 2)  # decayed parameters first: one range each
+    parameters, offset = [], 0
+    for use in ordered:
+        local = use.value.local(mesh)
+        kept = tuple((f, s) for f, s in local.layout if s.startswith("V"))
+        rows = vocab if use.value.dims[0] == "vocab" else use.value.shape[0]
+        parameters.append(
+            Parameter(
+                use.name,
+                use.value.shape,
+                rows,
+                TensorType(local.dtype, local.shape, kept),
+                name,
+                offset,
+                len(use.value.shape) > 1,
+                _initializer(use, initializer, layers),
+            )
+        )
+        offset += local.elements
+    degree = mesh.size(replicas) if sharded else 1
+    elements = -(-offset // degree) * degree
+    unsharded = "" if sharded else replicas
+    uncounted = "*".join(g for g in (unsharded, equal) if g)
+    return Bucket(name, elements, uses[0].value.dtype, (sums,) if sums else (), replicas, sharded, uncounted, uses[0].homes), parameters
+
+
+def _initializer(use: _Use, initializer: tuple[str, float], layers: int) -> str:
+    kind, std = initializer
+    if len(use.value.shape) < 2:
+        return "zeros" if use.formal.endswith(".bias") else "ones"
+    if kind != "normal":
+        return kind
+    if use.formal.endswith((".out.weight", ".down.weight")):  # branches into the residual stream (GPT-2)
+        std /= (2 * layers) ** 0.5
+    return f"normal:{std!r}"

@@ -1,0 +1,120 @@
+"""Backward is the transpose of forward: segments reversed, every conversion replaced by its dual.
+
+Gradients of a value with several consumers are summed on the way: each further consumer's backward carries what is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from titan.compiler.graph.model_graph import Convert, Part
+from titan.compiler.plan.instruction import Instruction
+from titan.compiler.plan.operators import Attribute
+from titan.compiler.plan.segment import Segment
+
+Namer = Callable[[str], str]
+
+
+def collective(opcode: str, result: str, source: str, step: Convert, source_dim: int | None, target_dim: int | None) -> list[Instruction]:
+    """A collective that converts `source` into `result`, and its wait."""
+    attributes: dict[str, Attribute] = {}
+    if opcode == "all_gather":
+        attributes["dim"] = _known(source_dim)
+    elif opcode == "reduce_scatter":
+        attributes["dim"] = _known(target_dim)
+    elif opcode == "all_to_all":
+        attributes |= {"split": _known(target_dim), "concat": _known(source_dim)}
+    else:
+        attributes["op"] = step.reduction
+    return [
+        Instruction(opcode, (f"{result}?",), (source,), (), "", step.group, step.group, tuple(attributes.items())),
+        Instruction("wait", (result,), (f"{result}?",)),
+    ]
+
+
+def _known(dim: int | None) -> int:
+    assert dim is not None
+    return dim
+
+
+@dataclass
+class Transpose:
+    """Emits the backward of one part. `register` names a value's forward register, `gradient` its gradient register;
+    `parameters` maps a segment to the (parameter, gradient) buffers it reads and updates."""
+
+    part: Part
+    register: Namer
+    gradient: Callable[[str, int], str]  # (value, 0 for the final gradient or the number of the partial one)
+    unit: Namer
+    frame: Namer
+    buffers: Callable[[Segment], tuple[tuple[str, ...], tuple[str, ...]]]
+    given: dict[str, str]  # gradients of the part's outputs, from whoever consumed them
+    current: dict[str, str] = field(default_factory=dict)
+    remaining: dict[str, int] = field(default_factory=dict)
+    number: dict[str, int] = field(default_factory=dict)
+    emitted: list[Instruction] = field(default_factory=list)
+
+    def run(self) -> list[Instruction]:
+        self.current = dict(self.given)
+        differentiable = _differentiable(self.part)
+        for step in self.part.steps:
+            if isinstance(step, Segment):
+                for name in step.inputs:
+                    if name in step.differentiable:
+                        self.remaining[name] = self.remaining.get(name, 0) + 1
+            elif isinstance(step, Convert) and step.source in differentiable:
+                self.remaining[step.source] = self.remaining.get(step.source, 0) + 1
+        for step in reversed(self.part.steps):
+            if isinstance(step, Segment):
+                self._segment(step)
+            elif isinstance(step, Convert) and step.source in differentiable:
+                self._convert(step)
+        return self.emitted
+
+    def _name(self, value: str) -> str:
+        """Register of the next contribution to a value's gradient; the last one has the plain name."""
+        self.remaining[value] -= 1
+        return self.gradient(value, 0) if self.remaining[value] == 0 else self._partial(value)
+
+    def _partial(self, value: str) -> str:
+        self.number[value] = self.number.get(value, 0) + 1
+        return self.gradient(value, self.number[value])
+
+    def _segment(self, step: Segment) -> None:
+        reads = [self.current[v] for v in step.outputs if v in step.differentiable]
+        inputs = [v for v in step.inputs if v in step.differentiable]
+        carried = [v for v in inputs if v in self.current]
+        reads += [self.current[v] for v in carried]
+        reads += [self.register(v) for v in (*step.kept_inputs, *step.kept_outputs)]
+        if step.frame:
+            reads.append(self.frame(step.name))
+        parameters, gradients = self.buffers(step)
+        writes = tuple(self._name(v) for v in inputs)
+        attributes: tuple[tuple[str, Attribute], ...] = (("carry", ",".join(carried)),) if carried else ()
+        self.emitted.append(Instruction("backward", writes, (*reads, *parameters), gradients, self.unit(step.name), "", "", attributes))
+        self.current.update(zip(inputs, writes, strict=True))
+
+    def _convert(self, step: Convert) -> None:
+        source = self.current[step.result]
+        before = self.current.get(step.source)
+        if step.backward == "none":
+            result = source
+            self.remaining[step.source] -= 1
+        else:
+            result = self._name(step.source) if before is None else self._partial(step.source)
+            self.emitted += collective(step.backward, result, source, step, step.target_dim, step.source_dim)
+        if before is not None:
+            total = self._name(step.source)
+            self.emitted.append(Instruction("add", (total,), (before, result)))
+            result = total
+        self.current[step.source] = result
+
+
+def _differentiable(part: Part) -> set[str]:
+    """Values whose gradient exists: differentiable inputs and outputs of segments, and what conversions make of them."""
+    found: set[str] = set()
+    for step in part.steps:
+        if isinstance(step, Segment):
+            found.update(v for v in (*step.inputs, *step.outputs) if v in step.differentiable)
+    return found

@@ -1,0 +1,17 @@
+"""GPipe: all forwards, then all backwards. Every micro-batch's activations live at once."""
+
+from __future__ import annotations
+
+from titan.compiler.schedules.order import Element, Order
+
+
+def gpipe(ranks: int, micro_batches: int) -> Order:
+    """All forwards, then all backwards (Huang et al. 2019)."""
+    program = tuple(
+        (
+            *(Element("F", rank, i) for i in range(micro_batches)),
+            *(Element("B", rank, i) for i in range(micro_batches)),
+        )
+        for rank in range(ranks)
+    )
+    return Order(tuple(range(ranks)), program)
