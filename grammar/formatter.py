@@ -2,7 +2,8 @@
 
 Rules: four spaces per bracket level (also for a line that goes on); one blank line where there were several, none at
 the edges of a block or of the file; relations of neighbouring entries stand below each other (`=` in one column, `<=`
-ending in it, `in` beginning in it; a blank line ends a neighbourhood); two spaces before a comment behind code.
+ending in it, `in` beginning in it; a blank line ends a neighbourhood); comments behind code do too, where each line of
+a run has one.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ def format_source(source: str, path: str) -> str:
     parse(source, path)
     lines = _indent(_tidy(_split(scan(source, path, 1)[0])))
     _align(lines)
-    return "".join(("\n" if line.blank else "") + _write(line) + "\n" for line in lines)
+    codes = [_write(line) for line in lines]
+    widths = _comment_columns(lines, codes)
+    texts = [_with_comment(line, code, width) for line, code, width in zip(lines, codes, widths, strict=True)]
+    return "".join(("\n" if line.blank else "") + text + "\n" for line, text in zip(lines, texts, strict=True))
 
 
 def _split(tokens: list[Token]) -> list[_Line]:
@@ -118,17 +122,20 @@ def _indent(lines: list[_Line]) -> list[_Line]:
 
 def _align(lines: list[_Line]) -> None:
     """Give the entries of each neighbourhood their common column."""
-    neighbours: dict[int, list[_Line]] = {}
+    open_groups: dict[int, list[_Line]] = {}
+    groups: list[list[_Line]] = []
     for line in lines:
         if line.blank:
-            neighbours.pop(line.block, None)
+            open_groups.pop(line.block, None)
         if line.block >= 0 and [token.type for token in line.tokens[:2]] == ["NAME", "RELATION"]:
-            neighbours.setdefault(line.block, []).append(line)
-            group = neighbours[line.block]
-            wide = any(entry.tokens[1].text in ("<=", ">=") for entry in group)
-            column = max(len(entry.tokens[0].text) for entry in group) + (2 if wide else 1)
-            for entry in group:
-                entry.column = column
+            if line.block not in open_groups:
+                groups.append(open_groups.setdefault(line.block, []))
+            open_groups[line.block].append(line)
+    for group in groups:
+        wide = any(entry.tokens[1].text in ("<=", ">=") for entry in group)
+        column = max(len(entry.tokens[0].text) for entry in group) + (2 if wide else 1)
+        for entry in group:
+            entry.column = column
 
 
 def _write(line: _Line) -> str:
@@ -139,8 +146,27 @@ def _write(line: _Line) -> str:
             text = text.ljust(start) + token.text
         else:
             text += (" " if index and _spaced(line.tokens[index - 1], token) else "") + _spelt(token)
-    comment = ("  " if text else "") + line.comment if line.comment else ""
-    return " " * (_INDENT * line.level) + text + comment
+    return " " * (_INDENT * line.level) + text
+
+
+def _comment_columns(lines: list[_Line], codes: list[str]) -> list[int]:
+    """Where the comment behind each line begins: in one column for lines that follow each other and all have one."""
+    columns = [0] * len(lines)
+    runs: list[list[int]] = []
+    for index, line in enumerate(lines):
+        if line.tokens and line.comment:
+            if not runs or line.blank or runs[-1][-1] != index - 1:
+                runs.append([])
+            runs[-1].append(index)
+    for run in runs:
+        column = max(len(codes[index]) for index in run) + 2
+        for index in run:
+            columns[index] = column
+    return columns
+
+
+def _with_comment(line: _Line, code: str, column: int) -> str:
+    return code.ljust(column) + line.comment if line.comment else code
 
 
 def _spaced(before: Token, token: Token) -> bool:
