@@ -91,7 +91,11 @@ class LayerGroup(Part):
 
 
 class Model(Part):
-    """A decoder-only language model."""
+    """A decoder-only language model.
+
+    `attention = none` leaves the feed-forward layers alone and `loss = linear` the softmax out: test models whose
+    arithmetic is exact.
+    """
 
     KINDS = ("model",)
     name: str = "model"
@@ -131,6 +135,10 @@ class Model(Part):
             raise refuse("T233", "positions = rope needs `rope = { theta = ... }`", at="positions")
         if self.positions != "rope" and self.rope is not None:
             raise refuse("T233", f"`rope` is given, but positions = {self.positions} would ignore it", at="rope")
+        if self.positions == "rope" and self.attention is None:
+            raise refuse(
+                "T233", "rotary positions turn queries and keys, and attention = none has none", at="positions"
+            )
         if self.positions == "rope" and self.attention is not None and self.attention.head_dim % 2:
             text = f"rotary positions turn pairs of numbers, so head_dim = {self.attention.head_dim} must be even"
             raise refuse("T232", text, at="attention.head_dim")

@@ -11,7 +11,7 @@ from titan.compiler.spec.origin import Origin
 from titan.compiler.spec.parallel import read_parallel
 from titan.compiler.spec.report import Refusal, Report, similar
 from titan.compiler.spec.schema import Cluster, Model, Spec, Train
-from titan.compiler.spec.scope import Loader, Scope, library_path, read_source
+from titan.compiler.spec.scope import Loader, Scope
 from titan.compiler.spec.values import Broken, Record, Value
 from titan.compiler.spec.wishes import Parallel
 from titan.grammar.diagnostics import Note, Span
@@ -21,12 +21,15 @@ from titan.grammar.syntax import Section, SyntaxTree
 def load_spec(path: str | Path) -> Spec:
     """Read, parse and resolve a file. Raises TitanError with everything that is wrong with it."""
     from titan.grammar.parser import parse
+    from titan.grammar.sources import read_source
 
     return resolve(parse(read_source(str(path)), str(path)))
 
 
 def resolve(tree: SyntaxTree, folder: Path | None = None) -> Spec:
     """The spec of a tree; imports are looked for in `folder` (the file's own) and in the shipped library."""
+    from titan.grammar.sources import library_path
+
     report = Report()
     folder = folder if folder is not None else Path(tree.path).parent
     library = library_path()

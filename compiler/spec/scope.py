@@ -8,7 +8,7 @@ from pathlib import Path
 
 from titan.compiler.spec.report import Refusal, Report, similar
 from titan.compiler.spec.values import Value
-from titan.grammar.diagnostics import Diagnostic, Note, Span, TitanError
+from titan.grammar.diagnostics import Note, Span, TitanError
 from titan.grammar.syntax import Entry, Import, Objective, Section, SyntaxTree
 
 MAX_FILES = 64  # a spec is a handful of files; more is an accident
@@ -79,6 +79,7 @@ class Loader:
 
     def _parse(self, path: str, shipped: bool, chain: tuple[tuple[str, str], ...]) -> Scope:
         from titan.grammar.parser import parse
+        from titan.grammar.sources import read_source
 
         try:
             tree = parse(read_source(path), path)
@@ -108,20 +109,6 @@ class Loader:
                 "T220", f"`{name}` leads out of {'the library' if shipped else 'the folder of the spec'}", span
             )
         return str(real), shipped
-
-
-def library_path() -> Path:
-    """The folder of the shipped library."""
-    from importlib.resources import files
-
-    return Path(str(files("titan.grammar"))) / "library"
-
-
-def read_source(path: str) -> str:
-    try:
-        return Path(path).read_text("utf-8")
-    except (OSError, ValueError) as error:
-        raise TitanError(Diagnostic("T218", f"cannot read {path}: {error}")) from None
 
 
 def _declared(statement: Import | Entry | Section | Objective) -> tuple[str, Span]:

@@ -1,0 +1,311 @@
+"""Which strategies are legal for a spec: a row per rule, with code, sentence, test and nearest legal values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import Protocol
+
+from titan.compiler.spec.degrees import AXES, around, divisors, even_stages, factorisation, multiples, tensor_degrees
+from titan.compiler.spec.parallel import CHOICES
+from titan.compiler.spec.schema import Spec
+from titan.grammar.diagnostics import Diagnostic, Note
+
+
+class Choices(Protocol):
+    """What the rules read of a strategy."""
+
+    @property
+    def region(self) -> int: ...
+    @property
+    def pipeline(self) -> int: ...
+    @property
+    def data(self) -> int: ...
+    @property
+    def context(self) -> int: ...
+    @property
+    def tensor(self) -> int: ...
+    @property
+    def micro_batch(self) -> int: ...
+    @property
+    def zero(self) -> int: ...
+    @property
+    def sequence_parallel(self) -> bool: ...
+    @property
+    def context_form(self) -> str: ...
+    @property
+    def schedule(self) -> str: ...
+    @property
+    def recompute(self) -> str: ...
+    @property
+    def stages(self) -> tuple[int, ...]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Breach:
+    """How a rule is broken: the sentence with both numbers, the key at fault, legal values, (text, spec path) facts."""
+
+    message: str
+    at: str
+    nearest: tuple[str, ...] = ()
+    facts: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """`needs` are the choices that `breach` reads; a `partial` rule says part of another one when less is known."""
+
+    code: str
+    sentence: str
+    needs: tuple[str, ...]
+    breach: Callable[[Spec, Choices], Breach | None]
+    partial: bool = False
+
+
+def legal(spec: Spec, strategy: Choices) -> tuple[Diagnostic, ...]:
+    """Every rule that the strategy breaks; empty when it is legal."""
+    found = ((rule, rule.breach(spec, strategy)) for rule in RULES if not rule.partial)
+    return tuple(diagnostic(spec, rule, breach) for rule, breach in found if breach is not None)
+
+
+def is_legal(spec: Spec, strategy: Choices) -> bool:
+    """True when no rule is broken; stops at the first that is."""
+    return all(rule.breach(spec, strategy) is None for rule in RULES if not rule.partial)
+
+
+def diagnostic(spec: Spec, rule: Rule, breach: Breach) -> Diagnostic:
+    """A breach at the line where the user wrote the choice, with notes at the lines that it collides with."""
+    paths = [f"parallel.{key}" for key in (breach.at, *rule.needs)] + [breach.at]
+    span = next((origin.span for p in paths if (origin := spec.origin(p)).span is not None), None)
+    notes = tuple(Note(text, spec.span(path)) for text, path in breach.facts)
+    return Diagnostic(rule.code, breach.message, span, nearest=breach.nearest, notes=notes)
+
+
+def _positive(spec: Spec, s: Choices) -> Breach | None:
+    for axis in ("region", *AXES, "micro_batch"):
+        if getattr(s, axis) < 1:
+            return Breach(f"{axis} = {getattr(s, axis)} is not possible: use 1 to disable", axis, ("1",))
+    return None
+
+
+def _world(spec: Spec, s: Choices) -> Breach | None:
+    degrees = {axis: getattr(s, axis) for axis in AXES}
+    world, product = spec.cluster.world_size, s.region * prod(degrees.values())
+    if product == world or product < 1:
+        return None
+    facts = [(f"the cluster has {world} devices: {_size(spec)}", "cluster.nodes")]
+    if degrees["context"] > 1 and degrees["data"] > 1:
+        text = "context takes its own factor of the world size; weights may still be sharded over data x context"
+        facts.append((text, "parallel.context"))
+    message = f"{factorisation(degrees)} = {product} ranks, but the cluster has {world}"
+    return Breach(message, "data", _absorbers(degrees, product, world), tuple(facts))
+
+
+def _size(spec: Spec) -> str:
+    return f"{spec.cluster.nodes} nodes x {spec.cluster.devices_per_node} devices"
+
+
+def _absorbers(degrees: dict[str, int], product: int, world: int) -> tuple[str, ...]:
+    """Single changes that make the product right: of the data degree first, of others when that cannot."""
+    fitted = {axis: world * degree // product for axis, degree in degrees.items() if world * degree % product == 0}
+    fitted = {axis: degree for axis, degree in fitted.items() if degree >= 1}
+    order = ["data", *(axis for axis in ("context", "pipeline", "tensor"))]
+    possible = [f"{axis} = {fitted[axis]}" for axis in order if axis in fitted]
+    return tuple(possible[:1] if product < world else possible)
+
+
+def _heads(spec: Spec, s: Choices) -> Breach | None:
+    attention = spec.model.attention
+    heads = attention.heads if attention else 0
+    if heads % s.tensor == 0:
+        return None
+    facts = ((f"heads = {heads}", "model.attention.heads"),)
+    message = f"tensor = {s.tensor} does not divide {heads} attention heads"
+    return Breach(message, "tensor", around(tensor_degrees(spec), s.tensor), facts)
+
+
+def _kv_heads(spec: Spec, s: Choices) -> Breach | None:
+    attention = spec.model.attention
+    kv = attention.kv_heads if attention else s.tensor
+    if s.tensor % kv == 0 or kv % s.tensor == 0:
+        return None
+    facts = ((f"kv_heads = {kv}", "model.attention.kv_heads"),)
+    message = f"tensor = {s.tensor} and kv_heads = {kv}: one must divide the other, so that ranks share whole heads"
+    return Breach(message, "tensor", around(tensor_degrees(spec), s.tensor), facts)
+
+
+def _ffn(spec: Spec, s: Choices) -> Breach | None:
+    for index, group in enumerate(spec.model.layers):
+        if group.block.ffn % s.tensor:
+            facts = ((f"ffn = {group.block.ffn}", f"model.layers.{index}.block.ffn"),)
+            message = f"tensor = {s.tensor} does not divide the feed-forward width {group.block.ffn}"
+            return Breach(message, "tensor", around(tensor_degrees(spec), s.tensor), facts)
+    return None
+
+
+def _positions(spec: Spec, s: Choices) -> Breach | None:
+    sequence, most = spec.train.sequence, spec.model.max_positions
+    if sequence <= most or spec.model.positions == "none":
+        return None
+    facts = ((f"max_positions = {most}", "model.max_positions"),)
+    message = f"sequence = {sequence} is longer than the {most} positions of the model"
+    return Breach(message, "train.sequence", (f"sequence <= {most}", f"max_positions = {sequence}"), facts)
+
+
+def _context(spec: Spec, s: Choices) -> Breach | None:
+    sequence = spec.train.sequence
+    if sequence % s.context == 0:
+        return None
+    facts = ((f"sequence = {sequence}", "train.sequence"),)
+    message = f"context = {s.context} does not divide sequence = {sequence}"
+    return Breach(message, "context", around(divisors(sequence), s.context), facts)
+
+
+def _sequence_parallel(spec: Spec, s: Choices) -> Breach | None:
+    sequence, parts = spec.train.sequence, s.context * s.tensor
+    if not s.sequence_parallel or sequence % parts == 0:
+        return None
+    facts = ((f"sequence = {sequence}", "train.sequence"),)
+    message = f"sequence = {sequence} is not a multiple of context {s.context} x tensor {s.tensor} = {parts}"
+    near = (*(f"sequence = {m}" for m in multiples(sequence, parts)), "sequence_parallel = false")
+    return Breach(f"{message}, as sequence_parallel needs", "sequence_parallel", near, facts)
+
+
+def _head_exchange(spec: Spec, s: Choices) -> Breach | None:
+    attention, parts = spec.model.attention, s.context * s.tensor
+    if attention is None or s.context_form != "heads" or s.context == 1:
+        return None
+    if attention.heads % parts == 0 and attention.kv_heads % parts == 0:
+        return None
+    ok = tuple(
+        c
+        for c in divisors(spec.train.sequence)
+        if attention.heads % (c * s.tensor) == 0 and attention.kv_heads % (c * s.tensor) == 0
+    )
+    near = tuple(f"context = {c}" for c in around(ok, s.context))
+    facts = (
+        (f"heads = {attention.heads}, kv_heads = {attention.kv_heads}", "model.attention.kv_heads"),
+        ("gathering keys and values has no limit by heads", "parallel.context_form"),
+    )
+    message = (
+        f"head exchange over context {s.context} x tensor {s.tensor} = {parts} ranks needs {parts} to divide both"
+        f" {attention.heads} heads and {attention.kv_heads} kv_heads"
+    )
+    return Breach(message, "context_form", (*near, "context_form = gathered"), facts)
+
+
+def _batch(spec: Spec, s: Choices) -> Breach | None:
+    return _multiple_of(spec, s.data * s.micro_batch, f"data {s.data} x micro_batch {s.micro_batch}", "micro_batch")
+
+
+def _batch_over_data(spec: Spec, s: Choices) -> Breach | None:
+    return _multiple_of(spec, s.data, f"data {s.data}", "data")
+
+
+def _batch_of_micro(spec: Spec, s: Choices) -> Breach | None:
+    return _multiple_of(spec, s.micro_batch, f"micro_batch {s.micro_batch}", "micro_batch")
+
+
+def _multiple_of(spec: Spec, unit: int, written: str, at: str) -> Breach | None:
+    batch = spec.train.global_batch
+    if batch % unit == 0:
+        return None
+    equation = written if written.endswith(f" {unit}") and " x " not in written else f"{written} = {unit}"
+    message = f"global_batch = {batch} sequences is not a multiple of {equation}"
+    message += f" ({batch} = {unit} x {batch // unit} + {batch % unit})"
+    near = tuple(f"global_batch = {m}" for m in multiples(batch, unit))
+    facts = (("global_batch = data x micro_batch x micro-batches per step", "train.global_batch"),)
+    return Breach(message, at, near, facts)
+
+
+def _pipeline(spec: Spec, s: Choices) -> Breach | None:
+    layers, ends = spec.model.layer_count, _listed_ends(spec, s.pipeline)
+    if s.pipeline <= layers + ends:
+        return None
+    message = f"pipeline = {s.pipeline} stages cannot share {layers} layers: some would be empty"
+    facts = [(f"the model has {layers} layers", "model.layers")]
+    if s.pipeline <= layers + 2 and not ends:
+        written = ", ".join(map(str, (0, *even_stages(layers, s.pipeline - 2), 0))) if s.pipeline - 2 else "0, 0"
+        facts.append(
+            (f"stages that hold only the embedding or the head must be listed: stages = [{written}]", "parallel.stages")
+        )
+    return Breach(message, "pipeline", (f"pipeline <= {layers}",), tuple(facts))
+
+
+def _listed_ends(spec: Spec, pipeline: int) -> int:
+    """Stages without layers that the user listed at the two ends."""
+    stages = spec.parallel.stages.value
+    return (stages[0] == 0) + (stages[-1] == 0) if stages and len(stages) == pipeline > 1 else 0
+
+
+def _stage_sum(spec: Spec, s: Choices) -> Breach | None:
+    layers, stages = spec.model.layer_count, s.stages
+    if not stages or (sum(stages) == layers and len(stages) == s.pipeline):
+        return None
+    wrong = f"hold {sum(stages)} layers, the model has {layers}"
+    if len(stages) != s.pipeline:
+        wrong = f"are {len(stages)}, but pipeline = {s.pipeline}"
+    near = (f"stages = {list(even_stages(layers, s.pipeline))}",) if 0 < s.pipeline <= layers else ()
+    return Breach(f"the stages {list(stages)} {wrong}", "stages", near, ((f"{layers} layers", "model.layers"),))
+
+
+def _empty_stage(spec: Spec, s: Choices) -> Breach | None:
+    last, listed = len(s.stages) - 1, spec.parallel.stages.value == s.stages
+    for index, layers in enumerate(s.stages):
+        at_end = listed and last and index in (0, last)
+        if layers < 0 or (layers == 0 and not at_end):
+            table = ", ".join(f"stage {i}: {n}" for i, n in enumerate(s.stages))
+            layout = even_stages(spec.model.layer_count, s.pipeline)
+            near = (f"stages = {list(layout)}",) if min(layout) > 0 else (f"pipeline = {spec.model.layer_count}",)
+            message = f"stage {index} of {len(s.stages)} would hold {layers} layers ({table})"
+            return Breach(message, "stages", near)
+    return None
+
+
+def _available(spec: Spec, s: Choices) -> Breach | None:
+    for key in ("region", "zero", "schedule", "recompute", "context_form"):
+        value, now = getattr(s, key), CHOICES[key].now
+        if value not in now:
+            reason = CHOICES[key].reason(value) or "unknown"
+            return Breach(f"{key} = {value} is not available in this version: {reason}", key, tuple(map(str, now)))
+    return None
+
+
+RULES: tuple[Rule, ...] = (
+    Rule("T241", "every degree is at least 1", ("region", *AXES, "micro_batch"), _positive),
+    Rule("T240", "the degrees multiply to the world size", ("region", *AXES), _world),
+    Rule("T203", "tensor divides the attention heads", ("tensor",), _heads),
+    Rule("T242", "tensor divides kv_heads or is a multiple of it", ("tensor",), _kv_heads),
+    Rule("T243", "tensor divides the feed-forward width", ("tensor",), _ffn),
+    Rule("T234", "the sequence fits the positions of the model", (), _positions),
+    Rule("T244", "context divides the sequence", ("context",), _context),
+    Rule(
+        "T244",
+        "with sequence_parallel, context x tensor divides the sequence",
+        ("context", "tensor", "sequence_parallel"),
+        _sequence_parallel,
+    ),
+    Rule("T245", "head exchange splits whole heads", ("context", "tensor", "context_form"), _head_exchange),
+    Rule("T246", "data x micro_batch divides the global batch", ("data", "micro_batch"), _batch),
+    Rule("T246", "data divides the global batch", ("data",), _batch_over_data, partial=True),
+    Rule("T246", "micro_batch divides the global batch", ("micro_batch",), _batch_of_micro, partial=True),
+    Rule("T249", "there are no more stages than layers", ("pipeline",), _pipeline),
+    Rule("T247", "the stages hold every layer once", ("pipeline", "stages"), _stage_sum),
+    Rule("T248", "no stage is empty, unless listed at an end", ("pipeline", "stages"), _empty_stage),
+    Rule(
+        "T224", "only what this version builds", ("region", "zero", "schedule", "recompute", "context_form"), _available
+    ),
+)
+
+
+def rules_about(keys: set[str]) -> Iterator[Rule]:
+    """The rules that can be decided from these choices alone."""
+    return (rule for rule in RULES if set(rule.needs) <= keys)
+
+
+def check_pins(spec: Spec) -> tuple[Diagnostic, ...]:
+    """Errors and warnings that the user's fixed wishes alone decide (`titan check`)."""
+    from titan.compiler.spec import pins
+
+    return pins.check_pins(spec)

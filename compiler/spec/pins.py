@@ -1,0 +1,110 @@
+"""What the user's fixed wishes alone already decide, before any search."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from titan.compiler.spec.degrees import AXES, around, divisors, factorisation
+from titan.compiler.spec.legality import Breach, Rule, diagnostic, rules_about
+from titan.compiler.spec.report import in_order
+from titan.compiler.spec.schema import Spec
+from titan.grammar.diagnostics import Diagnostic
+
+_WORLD = Rule("T240", "the degrees multiply to the world size", AXES, lambda spec, choices: None)
+
+
+class Pins:
+    """The fixed choices as attributes, as the rules read them."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self.__dict__.update(values)
+
+
+def check_pins(spec: Spec) -> tuple[Diagnostic, ...]:
+    """Errors and warnings that follow from the spec before any search, in the order of their places."""
+    pins = pinned(spec)
+    found = _broken_rules(spec, pins) + _shared_world(spec, pins) + _impossible_wishes(spec, pins)
+    return tuple(in_order((*found, *_idle_choices(spec, pins))))
+
+
+def pinned(spec: Spec) -> dict[str, Any]:
+    """Fixed choices, and those that follow: the pipeline from listed stages, the last free axis from the world size."""
+    pins: dict[str, Any] = {key: wish.value for key, wish in spec.parallel.items() if wish.fixed} | {"region": 1}
+    if "stages" in pins and "pipeline" not in pins and spec.parallel.pipeline.allows(len(pins["stages"])):
+        pins["pipeline"] = len(pins["stages"])
+    free = [axis for axis in AXES if axis not in pins]
+    if len(free) == 1:
+        product = prod(pins[axis] for axis in AXES if axis in pins)
+        degree, rest = divmod(spec.cluster.world_size, product)
+        if not rest and getattr(spec.parallel, free[0]).allows(degree):
+            pins[free[0]] = degree
+    return pins
+
+
+def _broken_rules(spec: Spec, pins: dict[str, Any]) -> list[Diagnostic]:
+    """Every decidable rule; of several rules with one code the first that is broken speaks."""
+    found: dict[str, Diagnostic] = {}
+    choices: Any = Pins(pins)
+    for rule in rules_about(set(pins)):
+        breach = None if rule.code in found else rule.breach(spec, choices)
+        if breach is not None:
+            found[rule.code] = diagnostic(spec, rule, breach)
+    return list(found.values())
+
+
+def _shared_world(spec: Spec, pins: dict[str, Any]) -> list[Diagnostic]:
+    """Some axes are free: the product of the others must still divide the world size."""
+    degrees = {axis: pins[axis] for axis in AXES if axis in pins}
+    product, world = prod(degrees.values()), spec.cluster.world_size
+    if len(degrees) == len(AXES) or world % product == 0:
+        return []
+    size = f"{spec.cluster.nodes} nodes x {spec.cluster.devices_per_node} devices"
+    message = f"{factorisation(degrees)} = {product} does not divide the {world} devices of the cluster ({size})"
+    last = next(reversed(degrees))
+    ok = tuple(d for d in divisors(world) if world % (product // degrees[last] * d) == 0)
+    near = tuple(f"{last} = {d}" for d in around(ok, degrees[last]))
+    return [diagnostic(spec, _WORLD, Breach(message, last, near, ((size, "cluster.nodes"),)))]
+
+
+def _impossible_wishes(spec: Spec, pins: dict[str, Any]) -> list[Diagnostic]:
+    """Wishes that leave a choice of degrees, none of which is legal."""
+    found: list[Diagnostic] = []
+    world = spec.cluster.world_size
+    for axis in AXES:
+        wish = getattr(spec.parallel, axis)
+        if wish.relation == "auto" or wish.fixed:
+            continue
+        degrees = [d for d in divisors(world) if wish.allows(d)]
+        if not degrees:
+            message = f"no degree with {axis} {wish} divides the {world} devices of the cluster"
+            near = around(divisors(world), min(int(v) for v in wish.values))
+            found.append(diagnostic(spec, _WORLD, Breach(message, axis, near)))
+            continue
+        broken = [_first_breach(spec, axis, degree) for degree in degrees]
+        if all(broken):
+            rule, breach = next(b for b in broken if b)
+            message = f"no degree with {axis} {wish} is possible: {breach.message}"
+            found.append(diagnostic(spec, rule, Breach(message, axis, breach.nearest, breach.facts)))
+    return found
+
+
+def _first_breach(spec: Spec, axis: str, degree: int) -> tuple[Rule, Breach] | None:
+    choices: Any = Pins({axis: degree})
+    for rule in rules_about({axis}):
+        breach = rule.breach(spec, choices) if rule.needs else None
+        if breach is not None:
+            return rule, breach
+    return None
+
+
+def _idle_choices(spec: Spec, pins: dict[str, Any]) -> list[Diagnostic]:
+    """Choices that are legal and change nothing."""
+    found: list[Diagnostic] = []
+    if pins.get("zero") == 1 and pins.get("data", 0) * pins.get("context", 0) == 1:
+        message = "zero = 1 shards over data x context, which is 1 here, so it changes nothing"
+        found.append(Diagnostic("T251", message, spec.span("parallel.zero"), severity="warning"))
+    if pins.get("sequence_parallel") and pins.get("tensor") == 1:
+        message = "sequence_parallel shards over tensor, which is 1 here, so it changes nothing"
+        found.append(Diagnostic("T251", message, spec.span("parallel.sequence_parallel"), severity="warning"))
+    return found
