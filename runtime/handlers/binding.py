@@ -105,9 +105,6 @@ class Binding:
         self.reports.clear()
         seed = int(self.plan.setting("train.seed", 0))
         self.places[:] = [Place(seed, step, self.samples(i, step), self.training) for i in self._place_of]
-        for buffer in self.plan.role_of(self.rank).buffers:
-            if buffer.kind == "metric":
-                self.state.buffers[buffer.name].zero_()
 
     def end(self) -> dict[str, float]:
         """Reported values of the step just run; counts the update."""

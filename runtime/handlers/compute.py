@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import torch
 from titan.compiler.plan.instruction import Instruction
 from titan.compiler.plan.segment import Segment, parse_unit
+from titan.runtime.dtypes import DTYPES
 from titan.runtime.handlers.binding import Action, Binding
 from titan.runtime.registers import ProgramError, reader, writer
 
@@ -111,11 +113,17 @@ def backward_weight(binding: Binding, instruction: Instruction) -> Action:
 
 
 def loss(binding: Binding, instruction: Instruction) -> Action:
+    """Also writes the gradient of the loss by itself, which is one, where a backward will want it."""
     slots, registers = binding.slots, binding.registers
     source, target = registers.read(instruction.reads[0]), registers.buffer(instruction.updates[0])
+    seeds = [registers.write(name) for name in instruction.writes]
+    kinds = [registers.types(name)[0] for name in instruction.writes]
+    ones = [torch.ones(kind.shape, dtype=DTYPES[kind.dtype], device=binding.device) for kind in kinds]
 
     def run() -> None:
         slots[target].add_(slots[source])
+        for slot, one in zip(seeds, ones):
+            slots[slot] = one
 
     return run
 

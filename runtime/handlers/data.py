@@ -59,6 +59,6 @@ def report(binding: Binding, instruction: Instruction) -> Action:
     slots, reports = binding.slots, binding.reports
 
     def run() -> None:
-        reports[name] = slots[source]
+        reports[name] = slots[source].clone()
 
     return run
