@@ -192,7 +192,7 @@ ROWS: tuple[Code, ...] = (
     Code(
         "T232",
         "heads do not fit the width",
-        "heads is a multiple of kv_heads; without head_dim, hidden is a multiple of heads; rope needs an even head_dim.",
+        "heads is a multiple of kv_heads, hidden of heads where head_dim is not given; rope needs an even head_dim.",
         "head_dim was left out for a model whose heads are not hidden / heads wide.",
         "hidden = 1024, attention = gqa { heads = 12 }",
         "Write head_dim, or take one of the numbers shown.",
