@@ -7,7 +7,7 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 from titan.compiler.spec.kinds import KIND, LATER, NAME, Part
-from titan.compiler.spec.report import Report, similar
+from titan.compiler.spec.report import Refusal, Report, similar
 from titan.compiler.spec.synonyms import SYNONYMS
 from titan.compiler.spec.values import (
     Broken,
@@ -24,6 +24,7 @@ from titan.compiler.spec.values import (
 from titan.grammar.diagnostics import Note
 
 P = TypeVar("P", bound=Part)
+MAX_PATHS = 50_000  # names that refer to names can multiply without end
 
 # keys that follow from others: their absence is not worth a word when those are already wrong
 _DERIVED = {"attention.head_dim": ("hidden", "attention.heads"), "attention.kv_heads": ("attention.heads",)}
@@ -58,7 +59,11 @@ class Binder:
         """The part, or None with the errors in the report; `extra` are keys that nobody wrote."""
         if value is None:
             return None
-        data = self.plain(value, path)
+        try:
+            data = self.plain(value, path)
+        except Refusal as refusal:
+            self.report.add(refusal.diagnostic)
+            return None
         if isinstance(value, Broken):
             return None
         if extra and isinstance(data, dict):
@@ -72,6 +77,10 @@ class Binder:
 
     def plain(self, value: Value, path: str) -> Any:
         """The value as dicts, lists and scalars for pydantic; records where each path was written."""
+        if len(self.origins.values) >= MAX_PATHS:
+            raise Refusal(
+                "T236", f"more than {MAX_PATHS} values when written out", self.origins.values[path.split(".")[0]]
+            )
         self.origins.values[path] = value.span
         self.texts[path] = describe(value)
         match value:
@@ -122,7 +131,7 @@ class Binder:
         kind, context, key = finding["type"], finding.get("ctx", {}), path.rpartition(".")[2]
         span, text = self.origins.value(path), self.texts.get(path, "")
         if kind.startswith("T") and kind[1:].isdigit():
-            at = f"{path}.{context['at']}" if context["at"] else path
+            at = _beside(path, context["at"])
             self.report.error(kind, context["message"], self.origins.value(at), tuple(context["nearest"]))
         elif kind == "missing":
             self._missing(path, key)
@@ -163,6 +172,13 @@ class Binder:
             near = similar(word, choices) or choices
             note = (Note(f"`{key}` may be {', '.join(choices)}"),) if choices else ()
             self.report.error("T217", f"`{key}` cannot be {text}", span, near, note)
+
+
+def _beside(path: str, at: str) -> str:
+    """`key` is below the path, `^key` in the same block."""
+    if at.startswith("^"):
+        return f"{path.rpartition('.')[0]}.{at[1:]}"
+    return f"{path}.{at}" if at else path
 
 
 def _part_at(part: type[Part], keys: list[str]) -> type[Part] | None:

@@ -11,13 +11,13 @@ from titan.compiler.spec.kinds import (
     TABLE,
     Bandwidth,
     Bytes,
-    Count,
     NonNegative,
     Part,
     Price,
     Rate,
     Reserve,
     Seconds,
+    quantity,
     refuse,
     wrong_kind,
 )
@@ -69,8 +69,8 @@ class Cluster(Part):
 
     KINDS = ("cluster",)
     name: str = "cluster"
-    nodes: Count = 1
-    devices_per_node: Count
+    nodes: Annotated[int, Rule(gt=0, le=2**20), quantity("")] = 1
+    devices_per_node: Annotated[int, Rule(gt=0, le=2**12), quantity("")]
     device: Device
     intra: Link
     inter: Link

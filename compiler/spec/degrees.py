@@ -1,19 +1,13 @@
-"""Degrees: divisors, the nearest legal ones, and even splits of layers."""
+"""Degrees of the mesh that a model allows."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 
+from titan.compiler.spec.divisors import divisors
 from titan.compiler.spec.schema import Model, Spec
 
 AXES = ("pipeline", "data", "context", "tensor")
-
-
-@lru_cache(maxsize=256)
-def divisors(number: int) -> tuple[int, ...]:
-    """All divisors in rising order."""
-    low = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
-    return tuple(sorted({*low, *(number // d for d in low)}))
 
 
 def tensor_degrees(spec: Spec) -> tuple[int, ...]:
@@ -33,26 +27,3 @@ def _splits(model: Model, tensor: int) -> bool:
         if attention.heads % tensor or (tensor % kv and kv % tensor):
             return False
     return all(group.block.ffn % tensor == 0 for group in model.layers)
-
-
-def around(legal_values: tuple[int, ...], wish: int) -> tuple[str, ...]:
-    """The nearest legal values below and above a wish."""
-    below, above = [v for v in legal_values if v < wish], [v for v in legal_values if v > wish]
-    return tuple(str(v) for v in below[-1:] + above[:1])
-
-
-def even_stages(layers: int, pipeline: int) -> tuple[int, ...]:
-    """Layers per stage, equal but for one, the longer stages first."""
-    whole, rest = divmod(layers, pipeline)
-    return tuple(whole + (stage < rest) for stage in range(pipeline))
-
-
-def factorisation(degrees: dict[str, int]) -> str:
-    """`pipeline 2 x data 4 x ...`"""
-    return " x ".join(f"{axis} {degree}" for axis, degree in degrees.items())
-
-
-def multiples(number: int, unit: int) -> tuple[int, ...]:
-    """The nearest positive multiples of `unit` below and above."""
-    below = number // unit * unit
-    return tuple(m for m in (below, below + unit) if m > 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -20,14 +21,26 @@ LATER: dict[str, str] = {
 
 
 def refuse(code: str, message: str, nearest: tuple[str, ...] = (), at: str = "") -> PydanticCustomError:
-    """An error with a code of the catalogue; `at` is the path of the offending key below the block."""
+    """An error with a code of the catalogue; `at` is the path of the offending key below the block (`^key`: beside it)."""
     return PydanticCustomError(code, "{message}", {"message": message, "nearest": nearest, "at": at})
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Stands for a value that a whole block found wrong, so that its field reports it beside all others."""
+
+    code: str
+    message: str
+    nearest: tuple[str, ...] = ()
+    at: str = ""
 
 
 def quantity(*dimensions: str) -> BeforeValidator:
     """Accept a number of one of the dimensions ("" is a plain number); give its value in base units."""
 
     def read(value: Any) -> Any:
+        if isinstance(value, Problem):
+            raise refuse(value.code, value.message, value.nearest, value.at)
         if isinstance(value, bool | str | dict | list):
             raise refuse("T214", f"here {_wanted(dimensions)} is needed")
         if not isinstance(value, Scalar):
@@ -74,9 +87,10 @@ def _absent(value: Any) -> Any:
 TABLE = BeforeValidator(entries)  # a block whose keys are free names
 NONE_WORD = BeforeValidator(_absent)  # `clip = none` is the absence of a value
 
-Count = Annotated[int, Field(gt=0, lt=2**53), quantity("")]
+MOST = 2**31  # of anything that is counted; what is checked against divisors stays quick below it
+Count = Annotated[int, Field(gt=0, lt=MOST), quantity("")]
 Natural = Annotated[int, Field(ge=0, lt=2**53), quantity("")]
-Length = Annotated[int, Field(gt=0, lt=2**53), quantity("", "tokens")]
+Length = Annotated[int, Field(gt=0, lt=MOST), quantity("", "tokens")]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), quantity("")]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), quantity("")]
 Share = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False), quantity("", "fraction")]
@@ -119,10 +133,3 @@ def whole(value: Any) -> int | None:
     """The value when it is a positive whole number, else None."""
     value = value.value if isinstance(value, Scalar) else value
     return int(value) if isinstance(value, int | float) and value > 0 and value == int(value) else None
-
-
-def divisors_around(number: int, wish: int) -> tuple[int, ...]:
-    """The nearest divisors of `number` below and above `wish`."""
-    below = next((d for d in range(min(wish, number), 0, -1) if number % d == 0), None)
-    above = next((d for d in range(wish + 1, number + 1) if number % d == 0), None)
-    return tuple(d for d in (below, above) if d is not None)

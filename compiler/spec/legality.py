@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Protocol
 
-from titan.compiler.spec.degrees import AXES, around, divisors, even_stages, factorisation, multiples, tensor_degrees
+from titan.compiler.spec.degrees import AXES, tensor_degrees
+from titan.compiler.spec.divisors import around, divisors, even_stages, factorisation, multiples
 from titan.compiler.spec.parallel import CHOICES
 from titan.compiler.spec.schema import Spec
 from titan.grammar.diagnostics import Diagnostic, Note

@@ -6,17 +6,21 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field as Rule
 from pydantic import model_validator
+from titan.compiler.spec.divisors import around, divisors
 from titan.compiler.spec.kinds import (
     NONE_WORD,
     Count,
     Flag,
     Part,
     Positive,
+    Problem,
     Share,
-    divisors_around,
+    quantity,
     refuse,
     whole,
 )
+
+MAX_LAYERS = 2**16
 
 
 class Attention(Part):
@@ -42,7 +46,7 @@ class Attention(Part):
     @model_validator(mode="after")
     def _grouped(self) -> Attention:
         if self.heads % self.kv_heads:
-            legal = tuple(str(k) for k in divisors_around(self.heads, self.kv_heads))
+            legal = around(divisors(self.heads), self.kv_heads)
             text = f"heads = {self.heads} is not a multiple of kv_heads = {self.kv_heads}"
             raise refuse("T232", text, legal, at="kv_heads")
         if self.window is not None:
@@ -86,7 +90,7 @@ class Dense(Part):
 class LayerGroup(Part):
     """`count` equal blocks after one another."""
 
-    count: Count
+    count: Annotated[int, Rule(gt=0, le=MAX_LAYERS), quantity("")]
     block: Dense
 
 
@@ -128,6 +132,12 @@ class Model(Part):
             width = _head_dim(whole(data.get("hidden")), whole(attention.get("heads")))
             data = data | {"attention": attention | ({} if width is None else {"head_dim": width})}
         return data
+
+    @model_validator(mode="after")
+    def _layered(self) -> Model:
+        if self.layer_count > MAX_LAYERS:
+            raise refuse("T236", f"{self.layer_count} layers are more than {MAX_LAYERS}", at="layers")
+        return self
 
     @model_validator(mode="after")
     def _positioned(self) -> Model:
@@ -189,10 +199,11 @@ class Model(Part):
         return {"rms_norm": 1, "layer_norm": 2, "none": 0}[self.norm] * self.hidden
 
 
-def _head_dim(hidden: int | None, heads: int | None) -> int | None:
+def _head_dim(hidden: int | None, heads: int | None) -> int | Problem | None:
     if hidden is None or heads is None:
         return None
     if hidden % heads:
         text = f"hidden = {hidden} is not a multiple of heads = {heads}, so head_dim must be written"
-        raise refuse("T232", text, tuple(f"heads = {h}" for h in divisors_around(hidden, heads)), at="attention.heads")
+        near = tuple(f"heads = {h}" for h in around(divisors(hidden), heads))
+        return Problem("T232", text, near, at="^heads")
     return hidden // heads

@@ -5,7 +5,8 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from titan.compiler.spec.degrees import AXES, around, divisors, factorisation
+from titan.compiler.spec.degrees import AXES
+from titan.compiler.spec.divisors import around, divisors, factorisation
 from titan.compiler.spec.legality import Breach, Rule, diagnostic, rules_about
 from titan.compiler.spec.report import in_order
 from titan.compiler.spec.schema import Spec

@@ -14,19 +14,30 @@ from titan.compiler.spec.kinds import (
     NonNegative,
     Part,
     Positive,
+    Problem,
     Share,
     quantity,
     refuse,
     whole,
 )
-from titan.compiler.spec.values import Applied, Scalar, describe
+from titan.compiler.spec.report import similar
+from titan.compiler.spec.values import Applied, Scalar, Text, describe
+
+CORPORA = ("shakespeare", "synthetic")  # data that needs no file
 
 
 def _described(value: Any) -> Any:
-    """`tokens("corpus.bin")` as the text that names it to the data loader."""
-    if not isinstance(value, Applied):
-        return value
-    return f"{value.name}({', '.join(describe(argument) for argument in value.arguments)})"
+    """`tokens("corpus.tokens")`, a path or a built-in name, as the text that names it to the data loader."""
+    if isinstance(value, Applied):
+        if value.name not in (*CORPORA, "tokens"):
+            raise refuse("T217", f"`{value.name}(...)` names no data", ("tokens(...)", *CORPORA))
+        if not all(isinstance(argument, Scalar | Text) for argument in value.arguments):
+            raise refuse("T214", f"`{value.name}(...)` takes a text or a number")
+        return f"{value.name}({', '.join(describe(argument) for argument in value.arguments)})"
+    if isinstance(value, str) and value and value not in CORPORA and not any(sign in value for sign in "./("):
+        near = similar(value, CORPORA) or (f'tokens("{value}.tokens")', *CORPORA)
+        raise refuse("T217", f"`{value}` names no data", near)
+    return value
 
 
 class AdamW(Part):
@@ -79,7 +90,7 @@ class Train(Part):
         if rest:
             near = tuple(f"{k * length} tokens" for k in (count, count + 1) if k)
             text = f"global_batch = {batch.text} is no whole number of sequences of {length} tokens"
-            raise refuse("T229", text, near, at="global_batch")
+            return data | {"global_batch": Problem("T229", text, near)}
         return data | {"global_batch": int(count)}
 
     @model_validator(mode="after")

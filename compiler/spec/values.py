@@ -113,5 +113,5 @@ def describe(value: object) -> str:
     if isinstance(value, Applied):
         return f"{value.name}(...)"
     if isinstance(value, Items):
-        return "[" + ", ".join(describe(item) for item in value.items) + "]"
+        return f"a list of {len(value.items)}"
     return "a sum of layers" if isinstance(value, Layers) else str(value)
