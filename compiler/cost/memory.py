@@ -1,7 +1,7 @@
 """Peak memory of every role: what the plan holds, and what lies outside its tensors.
 
 The plan's part is exact (buffers, and the walk of live registers with the workspace of the running instruction).
-Outside it: device context and libraries, buffers of communicators, and what the allocator loses to rounding and fragmentation.
+Outside it: device context and libraries, buffers of communicators, and what the allocator loses to rounding.
 Under-predicting is the worse error, so there is a point, an upper bound and a verdict.
 """
 

@@ -60,7 +60,7 @@ class Prices:
             grads = [r for r in instruction.reads if r.startswith("g.")]
             return sum(moved_seconds(self.machine, self._grad_bytes(self._bucket(r), own=True)) for r in grads)
         if instruction.opcode == "zero_grad":
-            return sum(moved_seconds(self.machine, self._grad_bytes(self._bucket(u))) for u in instruction.updates)
+            return sum(moved_seconds(self.machine, self._zeroed_bytes(u)) for u in instruction.updates)
         if instruction.opcode == "optimizer_step":
             bucket = self._bucket(instruction.updates[0])
             return optimizer_seconds(self.machine, bucket, self._own_elements(bucket))
@@ -96,8 +96,12 @@ class Prices:
             bucket = self._bucket(instruction.updates[0])
             shard = str(instruction.attribute("shard", ""))
             return self._grad_bytes(bucket) // (self.plan.group_size(shard) if shard else 1)
-        register = instruction.writes[0] if instruction.opcode == "all_gather" else instruction.reads[0]
+        register = instruction.reads[0] if instruction.opcode == "reduce_scatter" else instruction.writes[0]
         return self.plan.types[type_name(register)].bytes
+
+    def _zeroed_bytes(self, buffer: str) -> int:
+        """A gradient bucket, or a metric of a few bytes."""
+        return self._grad_bytes(self._bucket(buffer)) if buffer.startswith("g.") else 8
 
     def _bucket(self, buffer: str) -> Bucket:
         return self.plan.bucket_table[buffer.partition(".")[2]]

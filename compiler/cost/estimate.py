@@ -1,0 +1,254 @@
+"""Closed forms for a candidate layout: step time and memory without building a plan.
+
+They serve to prune and to rank; finalists are compiled and simulated. Shapes are those of one decoder layer per rank;
+identical layers are priced once per (tensor, context, sequence_parallel, context_form, micro_batch).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from titan.compiler.cost.compute import attention_seconds, gemm_seconds, moved_seconds
+from titan.compiler.cost.machine import Machine
+from titan.compiler.cost.memory import upper_bound
+from titan.compiler.cost.network import Placement, bases, collective_seconds, place, transfer_seconds
+from titan.compiler.plan.operators import DTYPE_BYTES
+from titan.compiler.strategy import Strategy
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A decoder in numbers, read once from a model's plain dictionary. Per-layer figures are means over the layers."""
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: float
+    gated: bool
+    vocab: int
+    tied: bool
+    dtype: str
+    sequence: int
+    layer_parameters: float
+    end_parameters: int  # embedding with positions
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What decides the price of a layer."""
+
+    tensor: int
+    context: int
+    sequence_parallel: bool
+    context_form: str
+    micro_batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCost:
+    """Seconds forward and backward, communication included; bytes kept until backward, and of the layer's input."""
+
+    forward: float
+    backward: float
+    kept: int
+    entry: int
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Step seconds, peak bytes (point and upper bound) of the fullest rank, and layers of the largest stage."""
+
+    seconds: float
+    memory: int
+    memory_upper: int
+    stage: int
+
+
+def read_shape(model: Mapping[str, Any], sequence: int, dtype: str) -> Shape:
+    """`model` is the plain dictionary of a spec's model, `dtype` the plan dtype of activations."""
+    attention = model["attention"] or {"heads": 0, "kv_heads": 0, "head_dim": 0}
+    groups, hidden = model["layers"], model["hidden"]
+    layers = sum(g["count"] for g in groups)
+    ffn = sum(g["count"] * g["block"]["ffn"] for g in groups) / layers
+    gated = groups[0]["block"]["activation"] == "swiglu"
+    width = (attention["heads"] + attention["kv_heads"]) * attention["head_dim"]
+    return Shape(
+        hidden, layers, attention["heads"], attention["kv_heads"], attention["head_dim"], ffn, gated,
+        model["vocab"], model["tied"], dtype, sequence,
+        2.0 * hidden * width + (3 if gated else 2) * hidden * ffn,
+        (model["vocab"] + (model["max_positions"] if model["positions"] == "learned" else 0)) * hidden,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=4096)
+def strided(stride: int, number: int, devices_per_node: int) -> Placement:
+    """Placement of groups of `number` ranks that stand `stride` apart."""
+    outside = ((1, stride), (stride * number, devices_per_node))
+    return place(((stride, number),), bases(0, outside, devices_per_node), devices_per_node)
+
+
+class Estimator:
+    """Prices candidates of one model on one machine; remembers what layers and ends cost."""
+
+    def __init__(self, machine: Machine, shape: Shape, global_batch: int) -> None:
+        self.machine, self.shape, self.global_batch = machine, shape, global_batch
+        self.size = DTYPE_BYTES[shape.dtype]
+        self._layers: dict[Cut, LayerCost] = {}
+        self._heads: dict[Cut, LayerCost] = {}
+
+    def layer(self, cut: Cut) -> LayerCost:
+        if cut not in self._layers:
+            self._layers[cut] = self._layer(cut)
+        return self._layers[cut]
+
+    def head(self, cut: Cut) -> LayerCost:
+        """Final norm, output head and loss; `kept` are logits and their gradient."""
+        if cut not in self._heads:
+            self._heads[cut] = self._head(cut)
+        return self._heads[cut]
+
+    def _layer(self, cut: Cut) -> LayerCost:
+        shape, size, t = self.shape, self.size, cut.tensor
+        tokens = cut.micro_batch * shape.sequence // cut.context
+        stream = tokens // t if cut.sequence_parallel else tokens
+        queries = shape.heads * shape.head_dim // t
+        keys = max(shape.kv_heads // t, 1 if shape.kv_heads else 0) * shape.head_dim
+        inner, up = round(shape.ffn / t), 2 if shape.gated else 1
+        products = [(shape.hidden, queries), (shape.hidden, keys), (shape.hidden, keys), (queries, shape.hidden)]
+        products += [(shape.hidden, inner)] * up + [(inner, shape.hidden)]
+        forward, backward = self._products(tokens, [p for p in products if p[0] and p[1]])
+        if queries:
+            work = 2.0 * tokens * shape.sequence * queries  # two products, half of the scores visible
+            forward += attention_seconds(self.machine, work, shape.sequence, shape.dtype)
+            backward += attention_seconds(self.machine, 2.5 * work, shape.sequence, shape.dtype)
+        residual, turned, hidden = stream * shape.hidden, tokens * (queries + keys), tokens * inner
+        forward += moved_seconds(self.machine, size * (10 * residual + 2 * turned + (up + 1) * hidden))
+        backward += moved_seconds(self.machine, size * (14 * residual + 2 * turned + (2 * up + 1) * hidden))
+        near, back = self._layer_traffic(cut, tokens, queries, keys)
+        gathered = tokens * shape.hidden
+        whole_keys = keys * (cut.context if cut.context_form == "gathered" else 1)
+        kept = 2 * residual + 2 * gathered + tokens * (2 * queries + 2 * whole_keys + (up + 1) * inner)
+        return LayerCost(forward + near, backward + back, kept * size, residual * size)
+
+    def _products(self, tokens: int, products: list[tuple[int, int]]) -> tuple[float, float]:
+        """Seconds forward, and backward to inputs and weights, of linear layers (inner, outer width)."""
+        forward = backward = 0.0
+        for k, n in products:
+            forward += gemm_seconds(self.machine, tokens, n, k, self.shape.dtype)
+            backward += gemm_seconds(self.machine, tokens, k, n, self.shape.dtype)
+            backward += gemm_seconds(self.machine, n, k, tokens, self.shape.dtype, 8)
+        return forward, backward
+
+    def _layer_traffic(self, cut: Cut, tokens: int, queries: int, keys: int) -> tuple[float, float]:
+        """Seconds of collectives forward and backward: tensor regions, then the context form."""
+        near = strided(1, cut.tensor, self.machine.devices_per_node)
+        whole = float(tokens * self.shape.hidden * self.size)
+        if cut.sequence_parallel:
+            once = 2 * (self._collective("all_gather", near, whole) + self._collective("reduce_scatter", near, whole))
+        else:
+            once = 2 * self._collective("all_reduce", near, whole)
+        if cut.context == 1:
+            return once, once
+        far = strided(cut.tensor, cut.context, self.machine.devices_per_node)
+        if cut.context_form == "heads":
+            moved = sum(
+                self._collective("all_to_all", far, tokens * w * self.size) for w in (queries, queries, keys, keys)
+            )
+            return once + moved, once + moved
+        gathered = float(tokens * cut.context * keys * self.size)
+        return (
+            once + 2 * self._collective("all_gather", far, gathered),
+            once + 2 * self._collective("reduce_scatter", far, gathered),
+        )
+
+    def _collective(self, opcode: str, placement: Placement, whole: float) -> float:
+        return collective_seconds(self.machine, opcode, placement, whole)
+
+    def _head(self, cut: Cut) -> LayerCost:
+        shape, size = self.shape, self.size
+        tokens = cut.micro_batch * shape.sequence // cut.context
+        columns = -(-shape.vocab // cut.tensor)
+        forward, backward = self._products(tokens, [(shape.hidden, columns)])
+        logits = tokens * columns * size
+        near = strided(1, cut.tensor, self.machine.devices_per_node)
+        traffic = self._collective("all_gather", near, float(tokens * shape.hidden * size))
+        return LayerCost(
+            forward + traffic + moved_seconds(self.machine, 3.0 * logits),
+            backward + traffic + moved_seconds(self.machine, 3.0 * logits),
+            2 * logits,
+            tokens * shape.hidden * size,
+        )
+
+    def bottleneck(self, pipeline: int, layer: float, head: float) -> int:
+        """Layers of the fullest stage in an even split where the head weighs `head / layer` layers of the last one."""
+        layers = self.shape.layers
+        if pipeline == 1:
+            return layers
+        lost = head / layer
+        most = -(-layers // pipeline)
+        while (pipeline - 1) * most + max(int(most - lost), 1) < layers:
+            most += 1
+        return most
+
+    def estimate(self, s: Strategy) -> Estimate:
+        """Closed forms for a strategy: 1F1B or GPipe fill and drain, gradients summed at the end of the step."""
+        cut = Cut(s.tensor, s.context, s.sequence_parallel, s.context_form, s.micro_batch)
+        layer, head = self.layer(cut), self.head(cut)
+        micro_batches = self.global_batch // (s.data * s.micro_batch)
+        one = layer.forward + layer.backward + (layer.forward if s.recompute == "full" else 0.0)
+        ends = head.forward + head.backward
+        stage = max(s.stages) if s.stages else self.bottleneck(s.pipeline, one, ends)
+        slowest = max(stage * one, ends + one) if s.pipeline > 1 else stage * one + ends
+        seconds = (micro_batches - 1) * slowest + self.shape.layers * one + ends
+        if s.pipeline > 1:
+            crosses = s.data * s.context * s.tensor >= self.machine.devices_per_node
+            seconds += 2 * (s.pipeline - 1 + micro_batches) * transfer_seconds(self.machine, crosses, layer.entry)
+        held = self._weights(s, stage)
+        seconds += self._step_end(s, held)
+        tensors = round(self._buffers(s, held) + self._activations(s, stage, micro_batches, layer, head))
+        communicators = round(self._communicators(s) * self.machine.figures["communicator_bytes"])
+        point = round(tensors * (1 + self.machine.figures["allocator_slack"])) + communicators + self.machine.reserved
+        return Estimate(seconds, point, upper_bound(self.machine, tensors, communicators), stage)
+
+    def _weights(self, s: Strategy, stage: int) -> float:
+        """Parameters on the fullest rank: a stage of layers with the embedding or the head, sharded by rows."""
+        ends = self.shape.end_parameters * (1 if s.pipeline > 1 or self.shape.tied else 2)
+        return (self.shape.layer_parameters * stage + ends) / s.tensor
+
+    def _buffers(self, s: Strategy, held: float) -> float:
+        statistic = 8 if self.shape.dtype == "f64" else 4
+        optimizer = statistic * (3 if self.shape.dtype == "bf16" else 2)
+        shards = s.data * s.context if s.zero else 1
+        return held * (self.size + statistic + optimizer / shards)
+
+    def _activations(self, s: Strategy, stage: int, micro_batches: int, layer: LayerCost, head: LayerCost) -> float:
+        """Live micro-batches of the first stage; with full recompute layers' inputs and one layer's values."""
+        live = micro_batches if s.schedule == "gpipe" else min(micro_batches, s.pipeline)
+        if s.recompute == "full":
+            first = live * stage * layer.entry + 1.5 * layer.kept
+        else:
+            first = live * stage * layer.kept
+        last = (1 if s.schedule != "gpipe" else micro_batches) * (stage * layer.kept if s.recompute != "full" else 0)
+        return max(first, last + head.kept) if s.pipeline > 1 else first + head.kept
+
+    def _communicators(self, s: Strategy) -> int:
+        groups = sum(degree > 1 for degree in (s.tensor, s.context, s.data * s.context, s.data * s.context))
+        return groups + (s.tensor > 1) + 1 + (4 if s.pipeline > 1 else 0)
+
+    def _step_end(self, s: Strategy, held: float) -> float:
+        """Gradient sum, norm and optimizer, gather of the parameters with ZeRO."""
+        statistic = 8 if self.shape.dtype == "f64" else 4
+        replicas = s.data * s.context
+        far = strided(s.tensor, replicas, self.machine.devices_per_node)
+        shards = replicas if s.zero else 1
+        opcode = "reduce_scatter" if s.zero else "all_reduce"
+        seconds = self._collective(opcode, far, held * statistic)
+        if s.zero:
+            seconds += self._collective("all_gather", far, held * self.size)
+        own = held / shards
+        return seconds + moved_seconds(self.machine, own * (10 * statistic + self.size) + held * statistic)
