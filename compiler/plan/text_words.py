@@ -11,7 +11,7 @@ from titan.compiler.plan.opcodes import OPCODES
 from titan.compiler.plan.operators import DTYPE_BYTES, Attribute, TensorType
 
 LARGEST = 1 << 62
-_NAME = re.compile(r"[A-Za-z_.][A-Za-z0-9_.*:+?-]*\Z")
+_NAME = re.compile(r"[A-Za-z_.][A-Za-z0-9_.*:+?'-]*\Z")
 _TYPE = re.compile(r"([a-z]+[0-9]+)\[([0-9,]*)\]\Z")
 _UNITS = frozenset(name for name, row in OPCODES.items() if row.unit)
 

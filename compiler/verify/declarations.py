@@ -1,0 +1,241 @@
+"""Proof 0: everything that the programs name is declared, and every instruction has the form of its opcode.
+
+The other proofs rest on it: they look names up without asking.
+"""
+
+from __future__ import annotations
+
+from titan.compiler.plan.instruction import Instruction, type_name
+from titan.compiler.plan.opcodes import OPCODES
+from titan.compiler.plan.program import Plan, Role
+from titan.compiler.plan.segment import bind, parse_unit
+from titan.compiler.verify.findings import Finding, at
+
+_GROUPED = ("collective", "transfer")
+_IN_PLACE = ("unshard", "reduce_grad")
+_REQUIRED = {
+    "all_gather": ("dim",),
+    "reduce_scatter": ("dim",),
+    "all_reduce": ("op",),
+    "all_to_all": ("split", "concat"),
+    "broadcast": ("root",),
+    "send": ("peer",),
+    "recv": ("peer",),
+    "reduce_grad": ("mode",),
+    "report": ("name",),
+    "load_batch": ("what",),
+}
+_CHOICES = {
+    "op": ("sum", "max"),
+    "mode": ("all_reduce", "reduce_scatter", "all_reduce_shard"),
+    "what": ("tokens", "labels", "count"),
+    "name": ("loss", "grad_norm"),
+}
+# opcode -> (writes, reads, updates) as (least, most); None: any number
+_OPERANDS: dict[str, tuple[tuple[int, int], tuple[int, int], tuple[int, int]]] = {
+    "load_batch": ((1, 1), (0, 0), (0, 0)),
+    "loss": ((0, 1), (1, 1), (1, 1)),
+    "add": ((1, 1), (2, 2), (0, 0)),
+    "all_gather": ((1, 1), (1, 1), (0, 0)),
+    "reduce_scatter": ((1, 1), (1, 1), (0, 0)),
+    "all_reduce": ((1, 1), (1, 1), (0, 0)),
+    "all_to_all": ((1, 1), (1, 1), (0, 0)),
+    "broadcast": ((1, 1), (0, 1), (0, 0)),
+    "send": ((1, 1), (1, 1), (0, 0)),
+    "recv": ((1, 1), (0, 0), (0, 0)),
+    "wait": ((0, 1), (1, 1), (0, 0)),
+    "free": ((0, 0), (1, 1 << 30), (0, 0)),
+    "unshard": ((1, 1), (0, 0), (1, 1)),
+    "reduce_grad": ((1, 1), (0, 0), (1, 1)),
+    "report": ((0, 0), (1, 1), (0, 0)),
+    "grad_norm": ((1, 1), (1, 1 << 30), (0, 0)),
+    "optimizer_step": ((0, 0), (2, 2), (2, 2)),
+    "zero_grad": ((0, 0), (0, 0), (1, 1)),
+}
+
+
+class _Names:
+    """What may be named: looked up once for every name of the plan."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.known: dict[str, bool] = {}
+        self.groups: dict[str, bool] = {}
+        self.units: dict[str, str] = {}
+
+    def register(self, name: str) -> bool:
+        if name not in self.known:
+            prefix, _, rest = type_name(name).partition(".")
+            token = prefix in ("t", "u") and bool(rest)
+            frame = prefix in ("f", "wf") and rest in self.plan.segment_table
+            self.known[name] = token or frame or type_name(name) in self.plan.types
+        return self.known[name]
+
+    def group(self, name: str) -> bool:
+        if name not in self.groups:
+            declared = self.plan.group_table.get(name)
+            axes = declared.axes if declared else name
+            resolved = [self.plan.mesh.resolve(part) for part in axes.split("*")]
+            factors = [f for part in resolved for f in part]
+            self.groups[name] = all(resolved) and len(factors) == len(set(factors))
+        return self.groups[name]
+
+    def unit(self, name: str) -> str:
+        """ "" when the segment exists and all its parameters do, else the sentence."""
+        if name not in self.units:
+            segment_name, layer = parse_unit(name)
+            segment = self.plan.segment_table.get(segment_name)
+            if segment is None:
+                self.units[name] = f"there is no segment `{segment_name}`"
+            else:
+                table = self.plan.parameter_table
+                missing = [bind(p, layer) for p in segment.parameters if bind(p, layer) not in table]
+                self.units[name] = f"there is no parameter `{missing[0]}`" if missing else ""
+        return self.units[name]
+
+
+def _form(instruction: Instruction) -> str:
+    """What is wrong with the instruction's own form, or ""."""
+    row = OPCODES[instruction.opcode]
+    limits = _OPERANDS.get(instruction.opcode)
+    if limits:
+        for what, names, (least, most) in zip(
+            ("writes", "reads", "updates"),
+            (instruction.writes, instruction.reads, instruction.updates),
+            limits,
+            strict=True,
+        ):
+            if not least <= len(names) <= most:
+                return f"{instruction.opcode} {what} {len(names)} names, the opcode wants {least}" + (
+                    "" if least == most else " or more"
+                )
+    if row.asynchronous and not instruction.stream:
+        return f"{instruction.opcode} names no stream"
+    if bool(instruction.group) != (row.kind in _GROUPED or instruction.opcode in _IN_PLACE):
+        return f"{instruction.opcode} names {'no group' if not instruction.group else 'a group'}"
+    given = dict(instruction.attributes)
+    for key in _REQUIRED.get(instruction.opcode, ()):
+        if key not in given:
+            return f"{instruction.opcode} lacks `{key}`"
+        if key in _CHOICES and given[key] not in _CHOICES[key]:
+            return f"`{key}={given[key]}` is none of {', '.join(_CHOICES[key])}"
+        if key in ("dim", "split", "concat", "root", "peer") and type(given[key]) is not int:
+            return f"`{key}={given[key]}` is not a number"
+    return ""
+
+
+def _instruction(instruction: Instruction, names: _Names, buffers: set[str], symbols: set[str]) -> str:
+    wrong = _form(instruction)
+    if wrong:
+        return wrong
+    if instruction.row.unit:
+        wrong = names.unit(instruction.unit)
+        if wrong:
+            return wrong
+    if instruction.group and not names.group(instruction.group):
+        return f"there is no group `{instruction.group}` in this mesh"
+    for name in (*instruction.writes, *instruction.reads):
+        symbol = name.rstrip("?").partition(":")[2]
+        if name in buffers:
+            if name in instruction.writes:
+                return f"buffer `{name}` is written as a register"
+        elif not names.register(name):
+            return f"`{name}` is neither a typed register nor a buffer of this role"
+        elif symbol not in symbols:
+            return f"`{name}` has micro-batch `{symbol}`, which is no parameter of the block"
+    for name in instruction.updates:
+        if name not in buffers:
+            return f"`{name}` is no buffer of this role"
+    return ""
+
+
+def _role(plan: Plan, role: Role, names: _Names) -> list[Finding]:
+    found: list[Finding] = []
+    buffers = {buffer.name for buffer in role.buffers}
+    for block in role.blocks:
+        symbols = {"", *block.parameters}
+        for index, instruction in enumerate(block.instructions):
+            wrong = _instruction(instruction, names, buffers, symbols)
+            if wrong:
+                found.append(at("T701", wrong, role, block, index))
+    for name, calls in role.orders:
+        table = {block.name: len(block.parameters) for block in role.blocks}
+        for position, call in enumerate(calls):
+            if table.get(call.block) != len(call.arguments):
+                problem = "does not exist" if call.block not in table else f"takes {table[call.block]} micro-batches"
+                found.append(
+                    Finding(
+                        "T702",
+                        f"order {name} calls {call}: the block {problem}",
+                        role.pipeline,
+                        call.block,
+                        call=position,
+                    )
+                )
+    return found
+
+
+def _buckets(plan: Plan, names: _Names) -> list[Finding]:
+    found = []
+    stages = plan.mesh.size("pipeline")
+    for bucket in plan.buckets:
+        groups = [g for g in (*bucket.sums, bucket.replicas, bucket.uncounted) if g]
+        missing = [g for g in groups if not names.group(g)]
+        if missing:
+            found.append(Finding("T703", f"bucket {bucket.name}: there is no group `{missing[0]}`"))
+        if not bucket.homes or any(not 0 <= home < stages for home in bucket.homes):
+            found.append(
+                Finding("T703", f"bucket {bucket.name}: homes {bucket.homes} are not stages 0 to {stages - 1}")
+            )
+    for parameter in plan.parameters:
+        bucket_here = plan.bucket_table.get(parameter.bucket)
+        if bucket_here is None:
+            found.append(Finding("T703", f"parameter {parameter.name}: there is no bucket `{parameter.bucket}`"))
+        elif not 0 <= parameter.offset <= bucket_here.elements - parameter.tensor.elements:
+            found.append(Finding("T703", f"parameter {parameter.name} does not fit into bucket {parameter.bucket}"))
+    return found
+
+
+def _buffers(plan: Plan, role: Role) -> list[Finding]:
+    """The role has exactly the buffers of the buckets that are at home there, with the right kinds and sizes."""
+    found = []
+    given = {buffer.name: buffer for buffer in role.buffers}
+    if len(given) != len(role.buffers):
+        found.append(Finding("T704", "a buffer is declared twice", role.pipeline))
+    for bucket in plan.buckets:
+        if role.pipeline not in bucket.homes:
+            continue
+        for prefix, kind, dtype in (("p", "parameters", bucket.dtype), ("g", "gradients", "")):
+            buffer = given.get(f"{prefix}.{bucket.name}")
+            dtype = dtype or ("f64" if bucket.dtype == "f64" else "f32")
+            if buffer is None or (buffer.kind, buffer.dtype, buffer.elements) != (kind, dtype, bucket.elements):
+                message = (
+                    f"bucket {bucket.name} is at home here but {prefix}.{bucket.name} is not {dtype}[{bucket.elements}]"
+                )
+                found.append(Finding("T704", message, role.pipeline))
+    return found
+
+
+def declarations(plan: Plan) -> list[Finding]:
+    """Every name that cannot be looked up, every instruction without the form of its opcode."""
+    stages = plan.mesh.size("pipeline")
+    if [role.pipeline for role in plan.roles] != list(range(stages)):
+        return [Finding("T702", f"the mesh has {stages} stages, the plan has programs of {len(plan.roles)}")]
+    for group in plan.groups:
+        if any(not 0 <= stage < stages for stage in group.pipeline):
+            return [Finding("T702", f"group {group.name} names stages that do not exist")]
+    names = _Names(plan)
+    found = [
+        Finding("T702", f"group `{group.name}`: `{group.axes}` is not in this mesh")
+        for group in plan.groups
+        if not names.group(group.name)
+    ]
+    for role in plan.roles:
+        missing = {"train", "evaluate"} - {name for name, _ in role.orders}
+        if missing or len(role.block_table) != len(role.blocks):
+            found.append(
+                Finding("T702", f"the role lacks {sorted(missing)} or has two blocks of one name", role.pipeline)
+            )
+        found += _buffers(plan, role)
+        found += _role(plan, role, names)
+    return found + _buckets(plan, names)

@@ -1,0 +1,180 @@
+"""Proof (a): registers are written before they are read, once, freed once, and none is left; only `wait` completes a
+pending one; what a pending instruction borrows is neither freed nor updated; buffers are not read under an update.
+
+A block is checked once (`block_registers`); an order is then an automaton over bit masks, one set of masks per
+micro-batch: a call costs a few integer operations however long its block is. The step begins and ends with nothing
+pending and no register alive, so what holds for one step holds for all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from titan.compiler.plan.program import BlockCall, Plan, Role
+from titan.compiler.verify.block_registers import GONE, PENDING, VALUE, Masks, Outline, outline, split
+from titan.compiler.verify.findings import MOST, Finding, at
+
+STEP = -1  # the "micro-batch" of registers that belong to the whole step
+_DEMANDS = {
+    VALUE: ("T710", "is read but holds no value here: not written yet, or freed"),
+    PENDING: ("T714", "is waited for but nothing is pending under that name"),
+    GONE: ("T711", "is written a second time in a step"),
+}
+
+
+@dataclass
+class _State:
+    """Registers of one micro-batch."""
+
+    value: int = 0
+    pending: int = 0
+    written: int = 0
+    shared: int = 0
+    exclusive: int = 0
+
+
+@dataclass
+class _Automaton:
+    role: Role
+    outlines: dict[str, Outline]
+    bits: dict[str, int]
+    states: dict[int, _State] = field(default_factory=dict)
+    # pending register (micro-batch, base) -> what it borrows: (micro-batch, base, exclusively)
+    lent: dict[tuple[int, str], list[tuple[int, str, bool]]] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+
+    def call(self, position: int, call: BlockCall) -> None:
+        seen = self.outlines[call.block]
+        batches = {"": STEP, **dict(zip(seen.block.parameters, call.arguments, strict=True))}
+        if len(set(batches.values())) != len(batches):
+            self.findings.append(
+                at("T711", "a pair of one micro-batch with itself", self.role, seen.block, -1, position)
+            )
+            return
+        for symbol, masks in seen.masks.items():
+            state = self.states.setdefault(batches[symbol], _State())
+            if masks.touched:
+                self.step(position, seen, symbol, masks, state)
+            if masks.changes & (state.shared | state.exclusive) or masks.reads & state.exclusive:
+                self.borrowed(position, seen, symbol, batches)
+        for token in seen.waits:
+            base, symbol = split(token)
+            self.release(batches[symbol], base)
+        for token in seen.lent:
+            self.lend(seen, token, batches)
+
+    def step(self, position: int, seen: Outline, symbol: str, masks: Masks, state: _State) -> None:
+        demands = (
+            (VALUE, masks.value & ~state.value),
+            (PENDING, masks.pending & ~state.pending),
+            (GONE, masks.absent & state.written),
+        )
+        for kind, wrong in demands:
+            if wrong:
+                self.demand(position, seen, symbol, kind, wrong)
+        state.value = state.value & ~masks.touched | masks.value_after
+        state.pending = state.pending & ~masks.touched | masks.pending_after
+        state.written |= masks.absent
+
+    def demand(self, position: int, seen: Outline, symbol: str, kind: str, wrong: int) -> None:
+        code, rule = _DEMANDS[kind]
+        for base in self.names(wrong):
+            name = f"{base}:{symbol}" if symbol else base
+            index = seen.first[name, kind]
+            if kind is VALUE and seen.block.instructions[index].opcode == "free":
+                code, rule = "T712", "is freed but holds no value here"
+            self.findings.append(at(code, f"`{name}` {rule}", self.role, seen.block, index, position))
+
+    def names(self, mask: int) -> list[str]:
+        return [name for name, bit in self.bits.items() if mask >> bit & 1]
+
+    def borrowed(self, position: int, seen: Outline, symbol: str, batches: dict[str, int]) -> None:
+        """Exact look at a call that touches something borrowed: the borrower's wait must come first, in this block."""
+        waits = {(batches[split(t)[1]], split(t)[0]): index for t, index in seen.waits.items()}
+        for index, name, changes in seen.accesses:
+            base, of = split(name)
+            if of != symbol:
+                continue
+            for token, names in self.lent.items():
+                if waits.get(token, index) < index:
+                    continue
+                if any((m, b) == (batches[of], base) and (changes or e) for m, b, e in names):
+                    self.conflict(position, seen, index, name, token)
+
+    def conflict(self, position: int, seen: Outline, index: int, name: str, token: tuple[int, str]) -> None:
+        free = seen.block.instructions[index].opcode == "free"
+        what = "freed" if free else "used"
+        message = f"`{name}` is {what} while `{token[1]}?` borrows it: its wait has not come"
+        self.findings.append(at("T715" if free else "T716", message, self.role, seen.block, index, position))
+
+    def lend(self, seen: Outline, token: str, batches: dict[str, int]) -> None:
+        base, symbol = split(token)
+        names = []
+        for exclusive, borrowed in zip((False, True), seen.lent[token], strict=True):
+            for name in borrowed:
+                inner, of = split(name)
+                names.append((batches[of], inner, exclusive))
+        self.lent[batches[symbol], base] = names
+        self.mark(names)
+
+    def mark(self, names: list[tuple[int, str, bool]]) -> None:
+        for batch, base, exclusive in names:
+            state = self.states.setdefault(batch, _State())
+            bit = 1 << self.bits.setdefault(base, len(self.bits))
+            if exclusive:
+                state.exclusive |= bit
+            else:
+                state.shared |= bit
+
+    def release(self, batch: int, base: str) -> None:
+        names = self.lent.pop((batch, base), None)
+        if not names:
+            return
+        for other, inner, _ in names:
+            state, bit = self.states[other], 1 << self.bits[inner]
+            state.shared &= ~bit
+            state.exclusive &= ~bit
+        touched = {(m, b) for m, b, _ in names}
+        for rest in self.lent.values():  # names with a second borrower stay borrowed
+            self.mark([entry for entry in rest if entry[:2] in touched])
+
+    def close(self, order: str) -> None:
+        """Nothing may be left: neither values nor pending registers."""
+        for batch, state in sorted(self.states.items()):
+            where = f"of micro-batch {batch}" if batch != STEP else "of the step"
+            for names, what in ((state.value, "never freed"), (state.pending, "never waited for")):
+                for base in self.names(names):
+                    self.findings.append(self.left(f"`{base}` {where} is {what} in order {order}", base))
+
+    def left(self, message: str, base: str) -> Finding:
+        for seen in self.outlines.values():
+            for index, instruction in enumerate(seen.block.instructions):
+                if any(split(w.removesuffix("?"))[0] == base for w in instruction.writes):
+                    return at("T713", message, self.role, seen.block, index)
+        return Finding("T713", message, self.role.pipeline)
+
+
+def _role(role: Role) -> list[Finding]:
+    bits: dict[str, int] = {}
+    outlines: dict[str, Outline] = {}
+    findings: list[Finding] = []
+    for block in role.blocks:
+        outlines[block.name], found = outline(role, block, bits)
+        findings += found
+    if findings:
+        return findings
+    for name, calls in role.orders:
+        automaton = _Automaton(role, outlines, bits)
+        for position, call in enumerate(calls):
+            automaton.call(position, call)
+            if len(automaton.findings) >= MOST:
+                break
+        else:
+            automaton.close(name)
+        findings += automaton.findings
+    return findings
+
+
+def registers(plan: Plan) -> list[Finding]:
+    """Findings of proof (a) over all roles and orders."""
+    return [finding for role in plan.roles for finding in _role(role)]
