@@ -1,0 +1,49 @@
+"""`titan plan`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+from titan.compiler.commands.output import print_json, say
+from titan.grammar.diagnostics import Diagnostic, TitanError
+
+
+@click.command(epilog="Example: titan plan examples/llama3_70b_1024gpu.titan -o llama.plan")
+@click.argument("spec")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the plan to this file.")
+@click.option("--json", "as_json", is_flag=True, help="Print the prediction as one object to stdout.")
+def plan(spec: str, output: Path | None, as_json: bool) -> int:
+    """Search for the best plan of SPEC, compile, prove and price it, and print its summary."""
+    from titan.compiler.pipeline import compile_spec
+    from titan.compiler.report.summary import plan_json, print_summary
+    from titan.compiler.verify.proofs import verify
+
+    if output is not None:
+        _check_place(output)
+    compiled = compile_spec(spec)
+    proofs = verify(compiled.plan)
+    if as_json:
+        print_json(plan_json(compiled.spec, compiled.result, proofs))
+    else:
+        print_summary(compiled.spec, compiled.result, proofs)
+    if not all(proof.ok for proof in proofs.values()):
+        from titan.compiler.commands.verify import findings
+
+        raise TitanError(findings(proofs), exit_code=1)
+    if output is not None:
+        from titan.compiler.plan.file import plan_hash, write_plan
+
+        write_plan(compiled.plan, output)
+        say(f"wrote {output} (sha256 {plan_hash(compiled.plan)[:16]})")
+    return 0
+
+
+def _check_place(output: Path) -> None:
+    """Before the search, not after it."""
+    if output.is_dir():
+        raise TitanError(
+            Diagnostic("T603", f"{output} is a folder; the plan needs a file", nearest=(f"{output}/my.plan",))
+        )
+    if not output.absolute().parent.is_dir():
+        raise TitanError(Diagnostic("T603", f"{output} cannot be written: there is no folder {output.parent}"))
