@@ -43,7 +43,8 @@ def lower(spec: Spec, strategy: Strategy) -> Plan:
     writer = BlockWriter(graph, {p.name: p.bucket for p in parameters}, layers, strategy.recompute)
     dtype = COMPUTE_DTYPE[spec.train.precision]
     roles = tuple(
-        _role(rank, order, chunks, writer, found, strategy, mesh, statistics_dtype(dtype)) for rank in range(strategy.pipeline)
+        _role(rank, order, chunks, writer, found, strategy, mesh, statistics_dtype(dtype))
+        for rank in range(strategy.pipeline)
     )
     segments = tuple(step for part in graph.parts for step in part.steps if isinstance(step, Segment))
     return Plan(

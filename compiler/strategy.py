@@ -47,6 +47,10 @@ class Strategy:
     def mesh(self, kv_heads: int) -> Mesh:
         """The mesh; `tensor` is split into `tensor.kv` and `tensor.rep` when there are fewer KV heads than ranks on it."""
         shared = gcd(self.tensor, kv_heads)
-        split = (("tensor", self.tensor),) if shared == self.tensor else (("tensor.kv", shared), ("tensor.rep", self.tensor // shared))
+        split = (
+            (("tensor", self.tensor),)
+            if shared == self.tensor
+            else (("tensor.kv", shared), ("tensor.rep", self.tensor // shared))
+        )
         outer = (("region", self.region), ("pipeline", self.pipeline), ("data", self.data), ("context", self.context))
         return Mesh((*outer, *split))

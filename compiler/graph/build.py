@@ -42,7 +42,9 @@ class _Builder:
         self.values[name] = Value(name, self.dtype, dims, shape, "parameter")
         return name
 
-    def op(self, operator: str, result: str, operands: tuple[str, ...], dim: str, size: int, **attributes: Attribute) -> str:
+    def op(
+        self, operator: str, result: str, operands: tuple[str, ...], dim: str, size: int, **attributes: Attribute
+    ) -> str:
         results = (self.value(result, dim, size), *(f"{result}.{a}" for a in _auxiliary(operator)))
         for name in results[1:]:
             dims, shape = SEQUENCE, (self.batch, self.sequence)
@@ -136,7 +138,9 @@ def _ffn(b: _Builder, x: str, block: Dense) -> str:
         if block.activation == "relu":
             inner = b.op("relu", "inner", (up,), *ffn)
         else:
-            inner = b.op("gelu", "inner", (up,), *ffn, approximate="tanh" if block.activation == "gelu_tanh" else "none")
+            inner = b.op(
+                "gelu", "inner", (up,), *ffn, approximate="tanh" if block.activation == "gelu_tanh" else "none"
+            )
     out = b.linear(inner, "ffn_out", ".ffn.down", hidden, ffn, block.bias)
     return b.residual(x, b.dropout(out, "ffn_drop", "ffn"), "y")
 

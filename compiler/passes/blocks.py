@@ -101,7 +101,9 @@ class BlockWriter:
         for index, layer in chunk.chain:
             part = self.graph.parts[index]
             names = Names(part, layer, self.layers)
-            emitted += [self._load(value.name, names, part) for value in part.values if value.kind == "data" and value.shape]
+            emitted += [
+                self._load(value.name, names, part) for value in part.values if value.kind == "data" and value.shape
+            ]
             kept = keep and not self._recomputed(part)
             emitted += self._run("forward", part, names, names.register, lambda step, kept=kept: kept)  # type: ignore[misc]
             if "loss" in part.outputs:
@@ -137,7 +139,9 @@ class BlockWriter:
                 if step.forward == "none":
                     alias[step.result] = alias.get(step.source, step.source)
                 else:
-                    emitted += collective(step.forward, name(step.result), name(step.source), step, step.source_dim, step.target_dim)
+                    emitted += collective(
+                        step.forward, name(step.result), name(step.source), step, step.source_dim, step.target_dim
+                    )
             elif isinstance(step, Segment):
                 frame = (names.frame(step.name),) if step.frame and keep(step) else ()
                 reads = tuple(name(v) for v in step.inputs) + self._buffers(step, names)[0]
@@ -160,7 +164,13 @@ class BlockWriter:
                 register = _aliased(part, _rebuilt(part, names))
             given = {v: names.gradient(v, 0) for v in part.outputs}
             emitted += Transpose(
-                part, register, names.gradient, names.unit, names.frame, lambda step, names=names: self._buffers(step, names), given  # type: ignore[misc]
+                part,
+                register,
+                names.gradient,
+                names.unit,
+                names.frame,
+                lambda step, names=names: self._buffers(step, names),
+                given,  # type: ignore[misc]
             ).run()
         return emitted + _send(f"d.{chunk.entry}", chunk.before, "grad")
 

@@ -29,7 +29,9 @@ class _Use:
     homes: tuple[int, ...]
 
 
-def buckets(graph: ModelGraph, homes: dict[str, tuple[int, ...]], shard: bool, initializer: tuple[str, float], vocab: int) -> tuple[tuple[Bucket, ...], tuple[Parameter, ...]]:
+def buckets(
+    graph: ModelGraph, homes: dict[str, tuple[int, ...]], shard: bool, initializer: tuple[str, float], vocab: int
+) -> tuple[tuple[Bucket, ...], tuple[Parameter, ...]]:
     """Buckets and parameters in model order. `homes` maps each parameter to the pipeline coordinates that hold it."""
     mesh = graph.mesh
     groups: dict[tuple[str, str, str], list[_Use]] = {}
@@ -84,7 +86,7 @@ def _bucket(
     vocab: int,
     layers: int,
 ) -> tuple[Bucket, list[Parameter]]:
-    name = f"{where}.{equal}" if equal else where
+    name = ".".join(word for word in (where, equal, "sum" if sums else "") if word)
     replicas = group_name(mesh, tuple(f for f in REPLICAS if mesh.size(f) > 1))
     sharded = shard and bool(replicas)
     ordered = sorted(uses, key=lambda use: len(use.value.shape) < 2)  # decayed parameters first: one range each
@@ -110,7 +112,9 @@ def _bucket(
     elements = -(-offset // degree) * degree
     unsharded = "" if sharded else replicas
     uncounted = "*".join(g for g in (unsharded, equal) if g)
-    return Bucket(name, elements, uses[0].value.dtype, (sums,) if sums else (), replicas, sharded, uncounted, uses[0].homes), parameters
+    return Bucket(
+        name, elements, uses[0].value.dtype, (sums,) if sums else (), replicas, sharded, uncounted, uses[0].homes
+    ), parameters
 
 
 def _initializer(use: _Use, initializer: tuple[str, float], layers: int) -> str:

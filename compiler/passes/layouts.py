@@ -29,7 +29,9 @@ START = {
 def layouts(graph: ModelGraph, strategy: Strategy) -> ModelGraph:
     """Gives every value its layout and inserts the conversions between producers and consumers."""
     factors = active_factors(graph.mesh)
-    return graph.with_parts(tuple(_Part(part, graph.mesh, factors, _residual(factors, strategy)).run() for part in graph.parts))
+    return graph.with_parts(
+        tuple(_Part(part, graph.mesh, factors, _residual(factors, strategy)).run() for part in graph.parts)
+    )
 
 
 def _residual(factors: tuple[str, ...], strategy: Strategy) -> dict[str, str]:
@@ -76,10 +78,14 @@ class _Part:
         for position, name in enumerate(op.operands):
             demanded = {f: _demand(op, position, labels[f], f in raised) for f in self.factors}
             operands.append(self._operand(name, demanded))
-        found = {f: result_state(op.row, f, tuple(state(self.values[o].layout, f) for o in operands)) for f in self.factors}
+        found = {
+            f: result_state(op.row, f, tuple(state(self.values[o].layout, f) for o in operands)) for f in self.factors
+        }
         for position, name in enumerate(op.results):
             main = position < len(op.row.main_results)
-            self._place(name, {f: found[f][position] if main else self._follow(op.results[0], name, f) for f in self.factors})
+            self._place(
+                name, {f: found[f][position] if main else self._follow(op.results[0], name, f) for f in self.factors}
+            )
         self.steps.append(self._start(replace(op, operands=tuple(operands))))
 
     def _follow(self, main: str, auxiliary: str, factor: str) -> str:
@@ -112,7 +118,8 @@ class _Part:
     def _convert(self, origin: str, name: str, source: str, target: str, factors: tuple[str, ...]) -> str:
         row = conversion(source, target)
         assert row is not None
-        self._check_inner(name, source, factors)
+        if row.forward == "all_gather":
+            self._check_inner(name, source, factors)
         result = f"{origin}.{target}"
         while result in self.values:
             result += "'"
@@ -129,7 +136,9 @@ class _Part:
         """A dim can only be gathered from its innermost factors outwards, else its pieces would be interleaved."""
         if source.startswith("V"):
             holders = [f for f, s in self.values[name].layout if s == source]
-            assert holders[len(holders) - len(factors) :] == list(factors), f"{name}: {factors} are not innermost on {source}"
+            assert holders[len(holders) - len(factors) :] == list(factors), (
+                f"{name}: {factors} are not innermost on {source}"
+            )
 
     def _output(self, name: str) -> str:
         if self.values[name].shape == ():
@@ -141,7 +150,10 @@ class _Part:
             return op
         operand, dim = START[op.operator]
         skip = {f for f, s in self.values[op.operands[1]].layout if s == "V1"} if op.operator == "attention" else set()
-        attributes: tuple[tuple[str, Attribute], ...] = (*op.attributes, ("start", self._first(op.operands[operand], dim, skip)))
+        attributes: tuple[tuple[str, Attribute], ...] = (
+            *op.attributes,
+            ("start", self._first(op.operands[operand], dim, skip)),
+        )
         return replace(op, attributes=attributes)
 
     def _first(self, name: str, dim: int, skip: set[str]) -> str | int:
@@ -177,7 +189,12 @@ def _raised(ops: list[Op], labels: list[frozenset[str]], part: Part) -> frozense
     for index in reversed(range(len(ops))):
         used = [c for name in ops[index].results for c in wanted.get(name, [])]
         exported = any(name in part.outputs for name in ops[index].results)
-        if not labels[index] and used and not exported and all(_wants_partial(ops[c], labels[c], c in chosen, ops[index]) for c in used):
+        if (
+            not labels[index]
+            and used
+            and not exported
+            and all(_wants_partial(ops[c], labels[c], c in chosen, ops[index]) for c in used)
+        ):
             chosen.add(index)
     kinds = part.table
     for index in range(len(ops)):
@@ -203,7 +220,7 @@ def group_name(mesh: Mesh, factors: tuple[str, ...]) -> str:
     names: list[str] = []
     for factor in factors:
         axis = factor.split(".")[0]
-        whole = [f for f, _ in mesh.factors if f.split(".")[0] == axis]
+        whole = [f for f, size in mesh.factors if size > 1 and f.split(".")[0] == axis]
         name = axis if set(whole) <= set(factors) else factor
         if name not in names:
             names.append(name)

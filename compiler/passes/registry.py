@@ -26,7 +26,9 @@ GRAPH_PASSES: tuple[Pass, ...] = (
 )
 
 
-def run(graph: ModelGraph, strategy: Strategy, passes: tuple[Pass, ...] = GRAPH_PASSES, watch: Watch | None = None) -> ModelGraph:
+def run(
+    graph: ModelGraph, strategy: Strategy, passes: tuple[Pass, ...] = GRAPH_PASSES, watch: Watch | None = None
+) -> ModelGraph:
     """Runs passes in order; `watch` sees every step and may print, time or verify it."""
     for step in passes:
         before, graph = graph, step(graph, strategy)

@@ -16,7 +16,9 @@ from titan.compiler.plan.segment import Segment
 Namer = Callable[[str], str]
 
 
-def collective(opcode: str, result: str, source: str, step: Convert, source_dim: int | None, target_dim: int | None) -> list[Instruction]:
+def collective(
+    opcode: str, result: str, source: str, step: Convert, source_dim: int | None, target_dim: int | None
+) -> list[Instruction]:
     """A collective that converts `source` into `result`, and its wait."""
     attributes: dict[str, Attribute] = {}
     if opcode == "all_gather":
@@ -92,7 +94,9 @@ class Transpose:
         parameters, gradients = self.buffers(step)
         writes = tuple(self._name(v) for v in inputs)
         attributes: tuple[tuple[str, Attribute], ...] = (("carry", ",".join(carried)),) if carried else ()
-        self.emitted.append(Instruction("backward", writes, (*reads, *parameters), gradients, self.unit(step.name), "", "", attributes))
+        self.emitted.append(
+            Instruction("backward", writes, (*reads, *parameters), gradients, self.unit(step.name), "", "", attributes)
+        )
         self.current.update(zip(inputs, writes, strict=True))
 
     def _convert(self, step: Convert) -> None:
@@ -117,4 +121,7 @@ def _differentiable(part: Part) -> set[str]:
     for step in part.steps:
         if isinstance(step, Segment):
             found.update(v for v in (*step.inputs, *step.outputs) if v in step.differentiable)
+    for step in reversed(part.steps):
+        if isinstance(step, Convert) and step.result in found and step.reduction != "max":
+            found.add(step.source)
     return found

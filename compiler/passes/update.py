@@ -37,7 +37,9 @@ def end(data_group: str, stages: int, holds_loss: bool) -> Block:
         source = "loss.sum"
         done.append(source)
     if stages > 1:
-        emitted += _collective("broadcast", "loss.all", source if holds_loss else "", "pipeline", (("root", stages - 1),))
+        emitted += _collective(
+            "broadcast", "loss.all", source if holds_loss else "", "pipeline", (("root", stages - 1),)
+        )
         source = "loss.all"
         done.append(source)
     emitted.append(Instruction("report", reads=(source,), attributes=(("name", "loss"),)))
@@ -72,7 +74,10 @@ def reduce_blocks(bucket: Bucket) -> tuple[Block, ...]:
     name = bucket.name
     issue: list[Instruction] = []
     for number, group in enumerate(bucket.sums):
-        issue += [_reduce(bucket, f"g.{name}.{number}", group, group, (("mode", "all_reduce"),)), _wait(f"g.{name}.{number}")]
+        issue += [
+            _reduce(bucket, f"g.{name}.{number}", group, group, (("mode", "all_reduce"),)),
+            _wait(f"g.{name}.{number}"),
+        ]
     finish: list[Instruction] = []
     if bucket.replicas:
         mode = "reduce_scatter" if bucket.sharded else "all_reduce"
@@ -93,7 +98,10 @@ def norm(buckets: tuple[Bucket, ...], world_size: int) -> Block:
     local = "nsq.local" if world_size > 1 else "nsq"
     emitted = [Instruction("grad_norm", (local,), reads)]
     if world_size > 1:
-        emitted += [*_collective("all_reduce", "nsq", local, "all", (("op", "sum"),)), Instruction("free", reads=(local,))]
+        emitted += [
+            *_collective("all_reduce", "nsq", local, "all", (("op", "sum"),)),
+            Instruction("free", reads=(local,)),
+        ]
     emitted.append(Instruction("report", reads=("nsq",), attributes=(("name", "grad_norm"),)))
     return Block("norm", (), tuple(emitted))
 
@@ -119,6 +127,11 @@ def epilogue(buckets: tuple[Bucket, ...], world_size: int) -> tuple[tuple[Block,
     ordered = [b.name for b in reversed(buckets)]  # the order in which backward completes them
     names = [f"{kind}.{b}" for kind in ("reduce", "reduced") for b in ordered]
     names += ["norm", *(f"step.{b.name}" for b in buckets), "stepped", *(f"gathered.{b.name}" for b in buckets)]
-    blocks = (*(x for b in buckets for x in reduces[b.name]), norm(buckets, world_size), *(x for b in buckets for x in steps[b.name]), done)
+    blocks = (
+        *(x for b in buckets for x in reduces[b.name]),
+        norm(buckets, world_size),
+        *(x for b in buckets for x in steps[b.name]),
+        done,
+    )
     table = {block.name for block in blocks}
     return blocks, tuple(BlockCall(name) for name in names if name in table)

@@ -65,7 +65,12 @@ class Mesh:
         ranks = [rank - sum(mine[name] * strides[name][0] for name in chosen)]
         for name in chosen:
             step, size = strides[name]
-            ranks = [r + c * step for r in ranks for c in range(size) if not (pipeline and name == "pipeline" and c not in pipeline)]
+            ranks = [
+                r + c * step
+                for r in ranks
+                for c in range(size)
+                if not (pipeline and name == "pipeline" and c not in pipeline)
+            ]
         return tuple(ranks)
 
     def peer(self, rank: int, axis: str, offset: int) -> int:

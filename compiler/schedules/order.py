@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +30,8 @@ class Order:
 Schedule = Callable[[int, int], Order]  # (pipeline ranks, micro-batches) -> Order
 
 
+@lru_cache(maxsize=8)
 def forward_only(placement: tuple[int, ...], micro_batches: int) -> Order:
     """The order of an evaluation: every chunk's forwards, micro-batch by micro-batch."""
-    ranks = max(placement) + 1
-    return Order(
-        placement,
-        tuple(
-            tuple(Element("F", c, i) for i in range(micro_batches) for c, held in enumerate(placement) if held == rank)
-            for rank in range(ranks)
-        ),
-    )
+    held = [[c for c, rank in enumerate(placement) if rank == r] for r in range(max(placement) + 1)]
+    return Order(placement, tuple(tuple(Element("F", c, i) for i in range(micro_batches) for c in mine) for mine in held))

@@ -1,0 +1,45 @@
+"""Source -> Plan, each stage by name; one can stop after any of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from titan.compiler.plan.program import Plan
+    from titan.compiler.search.search import SearchResult
+    from titan.compiler.spec.schema import Spec
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What a spec became: the search's choice with its plan, proofs not yet run."""
+
+    spec: Spec
+    result: SearchResult
+
+    @property
+    def plan(self) -> Plan:
+        return self.result.plan
+
+
+def check_spec(path: str | Path) -> Spec:
+    """Parse, resolve and check the user's pins. Raises TitanError with every problem found."""
+    from titan.compiler.spec.legality import check_pins
+    from titan.compiler.spec.resolve import load_spec
+    from titan.grammar.diagnostics import TitanError
+
+    spec = load_spec(path)
+    problems = check_pins(spec)
+    if problems:
+        raise TitanError(problems)
+    return spec
+
+
+def compile_spec(path: str | Path) -> Compiled:
+    """check, search, lower: the best plan found. Raises TitanError (exit code 3 when nothing fits)."""
+    from titan.compiler.search.search import search
+
+    spec = check_spec(path)
+    return Compiled(spec, search(spec))

@@ -1,0 +1,84 @@
+"""A small model of the same structure and layout, so that a plan's mechanism can be executed in one process.
+
+Kept: kinds of layers, norms, positions, tied weights, odd vocabulary, all layout choices, and every degree as long as the
+world stays within `WORLD` ranks. Beyond that, axes shrink in this order: data, pipeline, context, tensor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from titan.compiler.strategy import Strategy
+
+if TYPE_CHECKING:
+    from titan.compiler.spec.schema import Model, Spec
+
+WORLD = 32
+HEAD_DIM = 4
+
+
+def shrink(spec: Spec, strategy: Strategy) -> tuple[Spec, Strategy]:
+    """(small spec in float64, its strategy); the plan of the pair has the same instructions up to counts and sizes."""
+    small = _degrees(strategy)
+    kept = [min(count, 2) for count in strategy.stages]
+    stages = tuple(kept[:1] + kept[len(kept) - small.pipeline + 1 :]) if small.pipeline > 1 else (max(kept),)
+    model = _model(spec.model, small, sum(stages))
+    sequence = 4 * small.context * small.tensor
+    micro_batches = min(strategy.micro_batches, 2 * small.pipeline)
+    train = spec.train.model_copy(
+        update={
+            "sequence": sequence,
+            "global_batch": small.data * small.micro_batch * micro_batches,
+            "precision": "fp64",
+            "warmup_steps": 0,
+            "steps": 4,
+            "total_tokens": None,
+            "data": f"synthetic({model.vocab})",
+            "validation": None,
+        }
+    )
+    model = model.model_copy(update={"max_positions": sequence})
+    return (
+        replace(spec, model=model, train=train),
+        replace(small, stages=stages, micro_batches=micro_batches),
+    )
+
+
+def _degrees(strategy: Strategy) -> Strategy:
+    small = replace(strategy, micro_batch=min(strategy.micro_batch, 2), reasons=())
+    for axis, floor in (("data", 2), ("pipeline", 2), ("context", 2), ("tensor", 2), ("pipeline", 1), ("data", 1)):
+        while small.world_size > WORLD and getattr(small, axis) > floor:
+            small = replace(small, **{axis: _smaller(getattr(small, axis), floor)})
+    return small
+
+
+def _smaller(degree: int, floor: int) -> int:
+    """The next smaller divisor, but not below the floor."""
+    return max(floor, next(d for d in range(degree - 1, 0, -1) if degree % d == 0))
+
+
+def _model(model: Model, strategy: Strategy, layers: int) -> Model:
+    parts = strategy.tensor * strategy.context
+    update: dict[str, object] = {
+        "vocab": 8 * strategy.tensor + (3 if model.vocab % strategy.tensor else 0),
+        "hidden": 16,
+    }
+    if model.attention is not None:
+        ratio = model.attention.heads // model.attention.kv_heads
+        kv_heads = model.attention.kv_heads if model.attention.kv_heads <= parts else parts
+        heads = kv_heads * min(ratio, max(2, -(-parts // kv_heads)))
+        while heads % parts:
+            heads += kv_heads
+        update["attention"] = model.attention.model_copy(
+            update={"heads": heads, "kv_heads": kv_heads, "head_dim": HEAD_DIM}
+        )
+    groups = []
+    for group in model.layers:
+        count = min(group.count, layers - sum(g.count for g in groups))
+        if count:
+            block = group.block.model_copy(update={"ffn": 4 * strategy.tensor})
+            groups.append(group.model_copy(update={"count": count, "block": block}))
+    missing = layers - sum(g.count for g in groups)
+    groups[-1] = groups[-1].model_copy(update={"count": groups[-1].count + missing})
+    return model.model_copy(update={**update, "layers": tuple(groups)})
