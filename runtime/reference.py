@@ -131,7 +131,7 @@ def _rotated(rope: Model, x: Tensor) -> Tensor:
 
 def _speed(rope: Model, exponent: float) -> float:
     """Radians per position; with scaling long waves are slowed down, short ones kept, between them blended."""
-    speed = float(rope["theta"]) ** -exponent
+    speed = math.pow(float(rope["theta"]), -exponent)
     scaling = rope.get("scaling")
     if scaling is None:
         return speed
@@ -223,7 +223,7 @@ class ReferenceTraining:
         if math.isfinite(float(norm)):
             self._optimizer.step()
         after = {n: p.detach().clone() for n, p in self.parameters.items()}
-        return ReferenceStep(float(loss), gradients, float(norm), after)
+        return ReferenceStep(float(loss.detach()), gradients, float(norm), after)
 
 
 def reference_step(
