@@ -114,26 +114,26 @@ class Communicator(ABC):
     def all_gather(self, value: Tensor, dim: int) -> Handle:
         """Shards concatenated along `dim`, in member order."""
         if self.size == 1:
-            return Finished(value.clone())
+            return Finished(_copy(value))
         first = self._gather(value.contiguous(), signature("all_gather", value, f"dim={dim}"))
         return Then(first, lambda parts: concatenate(parts, dim))
 
     def reduce_scatter(self, value: Tensor, dim: int) -> Handle:
         """This member's slice along `dim` of the sum."""
         if self.size == 1:
-            return Finished(value.clone())
+            return Finished(_copy(value))
         return self._sum_scatter(split(value, dim, self.size), signature("reduce_scatter", value, f"dim={dim}"))
 
     def all_reduce(self, value: Tensor, op: str) -> Handle:
         """Sum or maximum of every member's value; `op` is `sum` or `max`."""
         if self.size == 1:
-            return Finished(value.clone())
+            return Finished(_copy(value))
         return self._reduce(value.contiguous(), signature("all_reduce", value, f"op={op}"), in_place=False)
 
     def all_to_all(self, value: Tensor, split_dim: int, concat_dim: int) -> Handle:
         """Slice `position` along `split_dim` of every member's value, concatenated along `concat_dim`."""
         if self.size == 1:
-            return Finished(value.clone())
+            return Finished(_copy(value))
         detail = f"split={split_dim} concat={concat_dim}"
         first = self._exchange(split(value, split_dim, self.size), signature("all_to_all", value, detail))
         return Then(first, lambda parts: concatenate(parts, concat_dim))
@@ -141,7 +141,7 @@ class Communicator(ABC):
     def broadcast(self, value: Tensor, root: int) -> Handle:
         """Member `root`'s value; on the others `value` only gives shape and dtype, and may be overwritten."""
         if self.size == 1:
-            return Finished(value.clone())
+            return Finished(_copy(value))
         return self._broadcast(value.contiguous(), root, signature("broadcast", value, f"root={root}"))
 
     def all_reduce_in_place(self, buffer: Tensor) -> Handle:
@@ -227,6 +227,10 @@ def maximum_in_order(parts: Sequence[Tensor]) -> Tensor:
     for part in parts[1:]:
         torch.maximum(total, part, out=total)
     return total
+
+
+def _copy(value: Tensor) -> Tensor:
+    return value.clone(memory_format=torch.contiguous_format)
 
 
 def _store(target: Tensor, value: Tensor) -> None:

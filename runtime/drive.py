@@ -1,0 +1,77 @@
+"""The driver of one rank in its own process: polls the handle of each wait, and an abort flag.
+
+Polling costs no thread hand-over: first the core is offered to others between polls, then, when a wait has lasted a
+millisecond, short sleeps, a tenth of the time waited so far at most.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Generator
+from typing import Protocol
+
+from titan.grammar.diagnostics import Diagnostic, TitanError
+from titan.runtime.interpreter import Executable, StepReport
+from titan.runtime.transport.base import Handle
+
+_SPIN = 1e-3  # seconds of a wait in which only the core is yielded
+_LONGEST_SLEEP = 2e-4
+_POLLS = 16  # between looks at the clock and the flag
+
+
+class AbortFlag(Protocol):
+    """Says that the run is over: a peer died, or the launcher asks to stop."""
+
+    def aborted(self) -> bool: ...
+
+
+class Aborted(TitanError):
+    """The run ended under this rank while it waited; `position` is the instruction it stood at."""
+
+    def __init__(self, rank: int, position: int, text: str, reason: str) -> None:
+        self.rank, self.position = rank, position
+        message = f"rank {rank} stopped at instruction {position} `{' '.join(text.split())}`: {reason}"
+        super().__init__(Diagnostic("T614", message), exit_code=1)
+
+
+def drive(executable: Executable, step: int, flag: AbortFlag | None = None) -> StepReport:
+    """Runs one step to its end. Raises Aborted when the flag is raised during a wait or a peer's connection is lost."""
+    run = executable.run(step)
+    try:
+        while True:
+            if not _settled(next(run), flag):
+                raise _aborted(executable, "the run was aborted")
+    except StopIteration as end:
+        report: StepReport = end.value
+        return report
+    except RuntimeError as error:
+        if "gloo" in str(error).lower() or "nccl" in str(error).lower():
+            raise _aborted(executable, str(error).strip().splitlines()[0]) from error
+        raise
+    finally:
+        _close(run)
+
+
+def _settled(handle: Handle, flag: AbortFlag | None) -> bool:
+    """True when done, False when the flag came first."""
+    start, elapsed = time.perf_counter(), 0.0
+    while True:
+        for _ in range(_POLLS):
+            if handle.done():
+                return True
+            os.sched_yield()
+        if flag is not None and flag.aborted():
+            return False
+        elapsed = time.perf_counter() - start
+        if elapsed > _SPIN:
+            time.sleep(min(_LONGEST_SLEEP, elapsed / 10))
+
+
+def _aborted(executable: Executable, reason: str) -> Aborted:
+    position = executable.position
+    return Aborted(executable.rank, position, executable.describe(position), reason)
+
+
+def _close(run: Generator[Handle, None, StepReport]) -> None:
+    run.close()
