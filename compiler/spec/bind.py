@@ -8,7 +8,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 from titan.compiler.spec.kinds import KIND, LATER, NAME, Part
 from titan.compiler.spec.report import Refusal, Report, similar
-from titan.compiler.spec.synonyms import SYNONYMS
+from titan.compiler.spec.synonyms import right_key
 from titan.compiler.spec.values import (
     Broken,
     Field,
@@ -54,6 +54,8 @@ class Binder:
     origins: Origins = field(default_factory=Origins)
     texts: dict[str, str] = field(default_factory=dict)
     broken: set[str] = field(default_factory=set)
+    room: int = MAX_PATHS
+    homes: dict[str, str] = field(default_factory=dict)  # where a key that is met elsewhere belongs
 
     def bind(self, part: type[P], value: Value | None, path: str, extra: dict[str, int] | None = None) -> P | None:
         """The part, or None with the errors in the report; `extra` are keys that nobody wrote."""
@@ -77,10 +79,9 @@ class Binder:
 
     def plain(self, value: Value, path: str) -> Any:
         """The value as dicts, lists and scalars for pydantic; records where each path was written."""
-        if len(self.origins.values) >= MAX_PATHS:
-            raise Refusal(
-                "T236", f"more than {MAX_PATHS} values when written out", self.origins.values[path.split(".")[0]]
-            )
+        self.room -= 1
+        if self.room < 0:
+            raise Refusal("T236", f"more than {MAX_PATHS} values when written out", self.origins.value(path))
         self.origins.values[path] = value.span
         self.texts[path] = describe(value)
         match value:
@@ -116,16 +117,23 @@ class Binder:
     # pydantic's findings in our words
 
     def _translate(self, part: type[Part], path: str, error: ValidationError) -> None:
-        findings = error.errors(include_url=False)
-        wrong = {".".join(map(str, f["loc"])) for f in findings} | {b.removeprefix(f"{path}.") for b in self.broken}
-        for finding in findings:
-            place = ".".join(str(p) for p in finding["loc"] if p != "[key]")
-            if any(cause in wrong for cause in _DERIVED.get(place, ())):
-                continue
+        findings = {".".join(str(p) for p in f["loc"] if p != "[key]"): f for f in error.errors(include_url=False)}
+        broken = {b.removeprefix(f"{path}.") for b in self.broken}
+        for place, finding in findings.items():
             full = f"{path}.{place}" if place else path
-            if any(full == b or full.startswith(f"{b}.") for b in self.broken):
-                continue
-            self._tell(part, full, finding)
+            if not _follows(place, finding["type"], set(findings), broken) and not self._misspelt(
+                part, path, place, findings
+            ):
+                self._tell(part, full, finding)
+
+    def _misspelt(self, part: type[Part], path: str, place: str, findings: dict[str, Any]) -> bool:
+        """Is the key missing because it stands there under a wrong name, which is reported?"""
+        if findings[place]["type"] != "missing":
+            return False
+        block, _, key = place.rpartition(".")
+        others = [p for p, f in findings.items() if f["type"] == "extra_forbidden" and p.rpartition(".")[0] == block]
+        known = _keys(_part_at(part, block.split(".") if block else []))
+        return any(key in right_key(other.rpartition(".")[2], known, self.homes) for other in others)
 
     def _tell(self, part: type[Part], path: str, finding: Any) -> None:
         kind, context, key = finding["type"], finding.get("ctx", {}), path.rpartition(".")[2]
@@ -151,14 +159,11 @@ class Binder:
         self.report.error("T212", f"`{key}` is missing in `{block}`", self.origins.value(block), (f"{key} = ...",))
 
     def _extra(self, part: type[Part], path: str, key: str) -> None:
-        owner = _part_at(part, path.split(".")[1:-1])
-        known = list(owner.model_fields) if owner else []
-        block = path.rpartition(".")[0]
-        near = similar(key, known) or tuple(s for s in SYNONYMS.get(key, ()) if s.rpartition(".")[2] in known)
-        notes = [Note(f"`{block}` has the keys {', '.join(known)}")] if known else []
-        if not near:
-            near = SYNONYMS.get(key, ())
-        self.report.error("T211", f"`{key}` is no key of `{block}`", self.origins.key(path), near, tuple(notes))
+        owner, block = _part_at(part, path.split(".")[1:-1]), path.rpartition(".")[0]
+        known = _keys(owner)
+        notes = (Note(f"`{block}` has the keys {', '.join(known)}"),) if known else ()
+        near = right_key(key, known, self.homes)
+        self.report.error("T211", f"`{key}` is no key of `{block}`", self.origins.key(path), near, notes)
 
     def _choice(self, part: type[Part], path: str, key: str, text: str) -> None:
         owner = _part_at(part, path.split(".")[1:-1])
@@ -172,6 +177,19 @@ class Binder:
             near = similar(word, choices) or choices
             note = (Note(f"`{key}` may be {', '.join(choices)}"),) if choices else ()
             self.report.error("T217", f"`{key}` cannot be {text}", span, near, note)
+
+
+def _follows(place: str, kind: str, found: set[str], broken: set[str]) -> bool:
+    """Is the finding only a consequence of another one, or of something already reported?"""
+    if any(place == other or place.startswith(f"{other}.") for other in broken):
+        return True
+    if kind == "missing":
+        return any(cause in found | broken for cause in _DERIVED.get(place, ()))
+    return kind == "too_short" and any(other.startswith(f"{place}.") for other in found)
+
+
+def _keys(part: type[Part] | None) -> list[str]:
+    return list(part.model_fields) if part else []
 
 
 def _beside(path: str, at: str) -> str:

@@ -21,7 +21,7 @@ LATER: dict[str, str] = {
 
 
 def refuse(code: str, message: str, nearest: tuple[str, ...] = (), at: str = "") -> PydanticCustomError:
-    """An error with a code of the catalogue; `at` is the path of the offending key below the block (`^key`: beside it)."""
+    """An error with a code of the catalogue; `at` is the offending key below the block (`^key`: beside it)."""
     return PydanticCustomError(code, "{message}", {"message": message, "nearest": nearest, "at": at})
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from titan.compiler.spec.report import Refusal, Report, similar
-from titan.compiler.spec.synonyms import SYNONYMS
+from titan.compiler.spec.synonyms import right_key
 from titan.compiler.spec.values import Broken, Field, Items, Origins, Record, Scalar, Value, Word, describe
 from titan.compiler.spec.wishes import Parallel, Wish
 from titan.grammar.diagnostics import Note, Span
@@ -70,8 +71,10 @@ LATER_KEYS = {
 }
 
 
-def read_parallel(value: Value | None, report: Report, origins: Origins) -> Parallel:
-    """The wishes of a section; what cannot be read is reported and left at `auto`."""
+def read_parallel(
+    value: Value | None, report: Report, origins: Origins, homes: Mapping[str, str] | None = None
+) -> Parallel:
+    """The wishes of a section; what cannot be read is reported and left at `auto`. `homes`: keys of other sections."""
     if value is None or isinstance(value, Broken):
         return Parallel()
     if not isinstance(value, Record) or value.kind not in ("", "parallel"):
@@ -84,7 +87,7 @@ def read_parallel(value: Value | None, report: Report, origins: Origins) -> Para
             if isinstance(written.value, Broken):
                 continue
             if key not in CHOICES:
-                raise _unknown(key, written.key)
+                raise _unknown(key, written.key, homes or {})
             wishes[key] = _wish(key, CHOICES[key], written, report)
         except Refusal as refusal:
             report.add(refusal.diagnostic)
@@ -187,9 +190,9 @@ def _unavailable(key: str, choice: Choice, read: Any, span: Span) -> Refusal:
     return Refusal("T224", f"{message}; available: {offered}", span, tuple(str(v) for v in choice.now))
 
 
-def _unknown(key: str, span: Span) -> Refusal:
+def _unknown(key: str, span: Span, homes: Mapping[str, str]) -> Refusal:
     if key in LATER_KEYS:
         return Refusal("T224", f"`{key}` is not available in this version: {LATER_KEYS[key]}", span)
-    near = similar(key, CHOICES) or SYNONYMS.get(key, ())
+    near = right_key(key, CHOICES, homes)
     note = (Note(f"`parallel` has the keys {', '.join(CHOICES)}"),)
     return Refusal("T211", f"`{key}` is no key of `parallel`", span, near, note)

@@ -6,9 +6,10 @@ from pathlib import Path
 
 from titan.compiler.spec.bind import Binder
 from titan.compiler.spec.evaluate import SLOTS, Evaluator
+from titan.compiler.spec.kinds import Part
 from titan.compiler.spec.objective import read_objective
 from titan.compiler.spec.origin import Origin
-from titan.compiler.spec.parallel import read_parallel
+from titan.compiler.spec.parallel import CHOICES, read_parallel
 from titan.compiler.spec.report import Refusal, Report, similar
 from titan.compiler.spec.schema import Cluster, Model, Spec, Train
 from titan.compiler.spec.scope import Loader, Scope
@@ -44,13 +45,13 @@ class _Resolution:
 
     def __init__(self, report: Report, scope: Scope, library: Path) -> None:
         self.report, self.scope, self.library = report, scope, library
-        self.binder = Binder(report)
+        self.binder = Binder(report, homes=_homes())
         self.evaluator = Evaluator(report)
 
     def spec(self, path: str) -> Spec:
         slots = {name: self._slot(name) for name in SLOTS}
         self._check_names()
-        parallel = read_parallel(slots["parallel"], self.report, self.binder.origins)
+        parallel = read_parallel(slots["parallel"], self.report, self.binder.origins, self.binder.homes)
         model = self.binder.bind(Model, slots["model"], "model")
         cluster = self.binder.bind(Cluster, slots["cluster"], "cluster")
         train = self.binder.bind(Train, slots["train"], "train", self._batch(slots["train"], cluster, parallel))
@@ -140,6 +141,13 @@ def _data_degree(parallel: Parallel, world: int) -> int | None:
         return None
     product = parallel.pipeline.value * parallel.context.value * parallel.tensor.value
     return None if world % product else int(world // product)
+
+
+def _homes() -> dict[str, str]:
+    """key -> section.key, to answer a key in the wrong section."""
+    parts: dict[str, type[Part]] = {"train": Train, "cluster": Cluster, "model": Model}
+    homes = {key: f"{section}.{key}" for section, part in parts.items() for key in part.model_fields if key != "name"}
+    return homes | {key: f"parallel.{key}" for key in CHOICES if key != "schedule"}
 
 
 def _start(path: str) -> Span:

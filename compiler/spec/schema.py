@@ -58,12 +58,11 @@ class Spec:
     origins: Mapping[str, Origin] = field(default_factory=dict, repr=False, compare=False)
 
     def origin(self, path: str) -> Origin:
-        """Who wrote `path` ("parallel.tensor"), or the enclosing value that decided it."""
-        while path:
-            if path in self.origins:
-                return self.origins[path]
-            path = path.rpartition(".")[0]
-        return DEFAULT
+        """Who wrote `path` ("parallel.tensor"); a default when nobody did."""
+        return self.origins.get(path, DEFAULT)
 
     def span(self, path: str) -> Span | None:
+        """Where `path` was written, else the block around it."""
+        while path and path not in self.origins:
+            path = path.rpartition(".")[0]
         return self.origin(path).span

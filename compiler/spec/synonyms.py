@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
+from titan.compiler.spec.report import similar
+
 SYNONYMS: dict[str, tuple[str, ...]] = {
     "accumulation": ("train.global_batch",),
     "activation_checkpointing": ("parallel.recompute",),
@@ -45,3 +49,13 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     "vocab_size": ("model.vocab",),
     "zero_stage": ("parallel.zero",),
 }
+
+
+def right_key(key: str, known: Iterable[str], homes: Mapping[str, str]) -> tuple[str, ...]:
+    """What an unknown key should have been: a key here, another tool's name for one, or a key elsewhere."""
+    known = list(known)
+    here = [name for name in SYNONYMS.get(key, ()) if name.rpartition(".")[2] in known]
+    if here:
+        return tuple(name.rpartition(".")[2] for name in here)
+    elsewhere = (homes[key],) if key in homes else SYNONYMS.get(key, ())
+    return elsewhere or similar(key, known)
