@@ -34,4 +34,6 @@ Schedule = Callable[[int, int], Order]  # (pipeline ranks, micro-batches) -> Ord
 def forward_only(placement: tuple[int, ...], micro_batches: int) -> Order:
     """The order of an evaluation: every chunk's forwards, micro-batch by micro-batch."""
     held = [[c for c, rank in enumerate(placement) if rank == r] for r in range(max(placement) + 1)]
-    return Order(placement, tuple(tuple(Element("F", c, i) for i in range(micro_batches) for c in mine) for mine in held))
+    return Order(
+        placement, tuple(tuple(Element("F", c, i) for i in range(micro_batches) for c in mine) for mine in held)
+    )
