@@ -70,9 +70,14 @@ class Training:
 
 
 def sum_of_squares(flat: Tensor) -> Tensor:
-    """Scalar in float64: chunks are summed in the tensor's own dtype (float32 at least), the chunks in float64."""
-    chunks = [torch.dot(part, part) for part in torch.split(flat, 1 << 16)]
-    return torch.stack(chunks).double().sum()
+    """Scalar in float64, summed in float64: the norm hardly depends on how a gradient is cut into shards."""
+    if flat.device.type != "cpu":
+        return torch.linalg.vector_norm(flat, dtype=torch.float64).square()
+    total = torch.zeros((), dtype=torch.float64)
+    for part in torch.split(flat, 1 << 16):  # widened piece by piece: the copy stays in the cache
+        wide = part.double()
+        total += torch.dot(wide, wide)
+    return total
 
 
 def counted_range(plan: Plan, bucket: Bucket, coordinates: dict[str, int]) -> tuple[int, int] | None:
