@@ -72,7 +72,8 @@ class Training:
 def sum_of_squares(flat: Tensor) -> Tensor:
     """Scalar in float64, summed in float64: the norm hardly depends on how a gradient is cut into shards."""
     if flat.device.type != "cpu":
-        return torch.linalg.vector_norm(flat, dtype=torch.float64).square()
+        norm: Tensor = torch.linalg.vector_norm(flat, dtype=torch.float64)
+        return norm.square()
     total = torch.zeros((), dtype=torch.float64)
     for part in torch.split(flat, 1 << 16):  # widened piece by piece: the copy stays in the cache
         wide = part.double()
