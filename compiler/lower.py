@@ -17,7 +17,7 @@ from titan.compiler.passes.update import begin, end, epilogue
 from titan.compiler.plan.layout import dual
 from titan.compiler.plan.mesh import Group, Mesh
 from titan.compiler.plan.operators import TensorType, statistics_dtype
-from titan.compiler.plan.program import Block, BlockCall, Bucket, Buffer, Parameter, Plan, Role
+from titan.compiler.plan.program import Block, BlockCall, Bucket, Buffer, Plan, Role
 from titan.compiler.plan.segment import Segment
 from titan.compiler.schedules.order import Order, forward_only
 from titan.compiler.schedules.registry import SCHEDULES
@@ -151,7 +151,7 @@ def _types(graph: ModelGraph, layers: int, statistic: str) -> tuple[tuple[str, T
                     for number in range(3):
                         found[type_name(names.gradient(value.name, number))] = gradient
     scalar = TensorType(statistic, ())
-    found |= {name: scalar for name in ("count", "count.local", "nsq", "nsq.local", "loss.sum", "loss.all")}
+    found |= dict.fromkeys(("count", "count.local", "nsq", "nsq.local", "loss.sum", "loss.all"), scalar)
     return tuple(sorted(found.items()))
 
 

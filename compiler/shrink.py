@@ -1,18 +1,18 @@
 """A small model of the same structure and layout, so that a plan's mechanism can be executed in one process.
 
-Kept: kinds of layers, norms, positions, tied weights, odd vocabulary, all layout choices, and every degree as long as the
-world stays within `WORLD` ranks. Beyond that, axes shrink in this order: data, pipeline, context, tensor.
+Kept: kinds of layers, norms, positions, tied weights, odd vocabulary, all layout choices, and every degree as long as
+the world stays within `WORLD` ranks. Beyond that, axes shrink in this order: data, pipeline, context, tensor.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from titan.compiler.strategy import Strategy
 
 if TYPE_CHECKING:
-    from titan.compiler.spec.schema import Model, Spec
+    from titan.compiler.spec.schema import LayerGroup, Model, Spec
 
 WORLD = 32
 HEAD_DIM = 4
@@ -49,7 +49,8 @@ def _degrees(strategy: Strategy) -> Strategy:
     small = replace(strategy, micro_batch=min(strategy.micro_batch, 2), reasons=())
     for axis, floor in (("data", 2), ("pipeline", 2), ("context", 2), ("tensor", 2), ("pipeline", 1), ("data", 1)):
         while small.world_size > WORLD and getattr(small, axis) > floor:
-            small = replace(small, **{axis: _smaller(getattr(small, axis), floor)})
+            change: dict[str, Any] = {axis: _smaller(getattr(small, axis), floor)}
+            small = replace(small, **change)
     return small
 
 
@@ -73,7 +74,7 @@ def _model(model: Model, strategy: Strategy, layers: int) -> Model:
         update["attention"] = model.attention.model_copy(
             update={"heads": heads, "kv_heads": kv_heads, "head_dim": HEAD_DIM}
         )
-    groups = []
+    groups: list[LayerGroup] = []
     for group in model.layers:
         count = min(group.count, layers - sum(g.count for g in groups))
         if count:

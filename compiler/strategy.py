@@ -45,7 +45,7 @@ class Strategy:
         return self.region * self.pipeline * self.data * self.context * self.tensor
 
     def mesh(self, kv_heads: int) -> Mesh:
-        """The mesh; `tensor` is split into `tensor.kv` and `tensor.rep` when there are fewer KV heads than ranks on it."""
+        """The mesh; with more tensor ranks than KV heads, `tensor` is split into `tensor.kv` and `tensor.rep`."""
         shared = gcd(self.tensor, kv_heads)
         split = (
             (("tensor", self.tensor),)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from titan.compiler.graph.model_graph import ModelGraph, Op, Part, Value
 from titan.compiler.plan.mesh import Mesh
@@ -98,7 +98,7 @@ def _rope(b: _Builder, x: str, result: str, dim: tuple[str, int]) -> str:
     assert model.attention is not None
     if model.positions != "rope" or model.rope is None:
         return x
-    attributes: dict[str, Attribute] = {"theta": float(model.rope.theta), "head_dim": model.attention.head_dim}
+    attributes: dict[str, Any] = {"theta": float(model.rope.theta), "head_dim": model.attention.head_dim}
     if model.rope.scaling is not None:
         scaling = model.rope.scaling
         attributes |= {
@@ -182,7 +182,7 @@ def _head(b: _Builder) -> Part:
 
 
 def build(spec: Spec, strategy: Strategy, mesh: Mesh) -> ModelGraph:
-    """The graph of one micro-batch over all data ranks: batch = micro_batch * data, full sequence, padded vocabulary."""
+    """The graph of one micro-batch over all data ranks: micro_batch * data sequences, padded vocabulary."""
     from titan.compiler.spec.vocabulary import padded_vocab
 
     model, dtype = spec.model, COMPUTE_DTYPE[spec.train.precision]

@@ -58,7 +58,7 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class Convert:
-    """A change of layout: what it does forward and backward (names of opcodes, or `none`), over which group, on which dims."""
+    """A change of layout: what it does forward and backward (opcode or `none`), over which group, on which dims."""
 
     result: str
     source: str
@@ -99,12 +99,12 @@ class ModelGraph:
 
 
 def active_factors(mesh: Mesh) -> tuple[str, ...]:
-    """Factors that lay out tensors: all with more than one rank but the pipeline (which divides the chain, not tensors)."""
+    """Factors that lay out tensors: all with more than one rank but the pipeline, which divides the chain."""
     return tuple(f for f, size in mesh.factors if size > 1 and f not in ("pipeline", "region"))
 
 
 def op_labels(op: Op, dims: dict[str, tuple[str, ...]], names: frozenset[str]) -> frozenset[str]:
-    """Labels of the operator's signature whose dims carry one of the names; labels that must stay whole are left out."""
+    """Labels of the operator's signature whose dims carry one of the names; without those that must stay whole."""
     found = set()
     for labels, operand in zip(op.row.labels[0], op.operands, strict=True):
         for label, dim in zip(labels, dims[operand], strict=True):

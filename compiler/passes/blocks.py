@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from titan.compiler.graph.model_graph import Convert, ModelGraph, Part
 from titan.compiler.passes.liveness import liveness, outside_reads
@@ -17,8 +18,11 @@ MICRO_BATCH = ":i"
 
 @dataclass(frozen=True)
 class Chunk:
-    """Consecutive pieces of the chain held by one pipeline rank. `before` and `after` are the offsets on the pipeline axis of
-    the neighbours' ranks (0: the same rank, None: no neighbour); `first` numbers the first layer, `last` one past the last."""
+    """Consecutive pieces of the chain held by one pipeline rank.
+
+    `before` and `after` are the offsets of the neighbours' ranks on the pipeline axis (0: the same rank, None: no
+    neighbour); `first` numbers the first layer, `last` one past the last.
+    """
 
     number: int
     chain: tuple[tuple[int, int | None], ...]
@@ -105,7 +109,7 @@ class BlockWriter:
                 self._load(value.name, names, part) for value in part.values if value.kind == "data" and value.shape
             ]
             kept = keep and not self._recomputed(part)
-            emitted += self._run("forward", part, names, names.register, lambda step, kept=kept: kept)  # type: ignore[misc]
+            emitted += self._run("forward", part, names, names.register, kept)
             if "loss" in part.outputs:
                 loss = names.register("loss")
                 seed = (names.gradient("loss", 0),) if keep else ()
@@ -125,7 +129,7 @@ class BlockWriter:
         return self.recompute == "full" and part.repeated
 
     def _run(
-        self, opcode: str, part: Part, names: Names, register: Callable[[str], str], keep: Callable[[Segment], bool]
+        self, opcode: str, part: Part, names: Names, register: Callable[[str], str], keep: bool
     ) -> list[Instruction]:
         """Segments and conversions in forward order; `register` names the values."""
         emitted: list[Instruction] = []
@@ -143,7 +147,7 @@ class BlockWriter:
                         step.forward, name(step.result), name(step.source), step, step.source_dim, step.target_dim
                     )
             elif isinstance(step, Segment):
-                frame = (names.frame(step.name),) if step.frame and keep(step) else ()
+                frame = (names.frame(step.name),) if step.frame and keep else ()
                 reads = tuple(name(v) for v in step.inputs) + self._buffers(step, names)[0]
                 writes = tuple(name(v) for v in step.outputs) + frame
                 emitted.append(Instruction(opcode, writes, reads, unit=names.unit(step.name)))
@@ -163,15 +167,8 @@ class BlockWriter:
                 emitted += self._rebuild(part, names)
                 register = _aliased(part, _rebuilt(part, names))
             given = {v: names.gradient(v, 0) for v in part.outputs}
-            emitted += Transpose(
-                part,
-                register,
-                names.gradient,
-                names.unit,
-                names.frame,
-                lambda step, names=names: self._buffers(step, names),
-                given,  # type: ignore[misc]
-            ).run()
+            buffers = partial(self._buffers, names=names)
+            emitted += Transpose(part, register, names.gradient, names.unit, names.frame, buffers, given).run()
         return emitted + _send(f"d.{chunk.entry}", chunk.before, "grad")
 
     def _rebuild(self, part: Part, names: Names) -> list[Instruction]:
@@ -186,7 +183,7 @@ class BlockWriter:
                 needed.add(step.source)
                 steps.append(step)
         trimmed = Part(part.name, True, part.inputs, part.outputs, part.values, tuple(reversed(steps)))
-        return self._run("recompute", trimmed, names, _rebuilt(part, names), lambda step: True)
+        return self._run("recompute", trimmed, names, _rebuilt(part, names), True)
 
 
 def _rebuilt(part: Part, names: Names) -> Callable[[str], str]:

@@ -1,8 +1,8 @@
 """Parameters into buckets: one flat padded buffer per layer and kind of gradient sum.
 
-How a parameter is read says what its gradient needs: `R` on a factor means a sum over it, `V` a shard, `I` nothing. Sums
-over data and context are the data-parallel reduction (and the ZeRO shard group); sums over tensor factors come first
-(norms under sequence parallelism, replicated KV heads).
+How a parameter is read says what its gradient needs: `R` on a factor means a sum over it, `V` a shard, `I` nothing.
+Sums over data and context are the data-parallel reduction (and the ZeRO shard group); sums over tensor factors come
+first (norms under sequence parallelism, replicated KV heads).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Context parallelism: the sequence is sharded over `context`; attention sees all of it in one of two forms.
 
-`gathered`: queries stay sharded, keys and values are gathered. `heads`: attention is sharded by heads instead (Ulysses);
-the head exchange is the all-to-all between the two layouts. Both are nothing but the dims named here.
+`gathered`: queries stay sharded, keys and values are gathered. `heads`: attention is sharded by heads instead
+(Ulysses); the head exchange is the all-to-all between the two layouts. Both are nothing but the dims named here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The only pass that inserts communication: it compares what producers give with what consumers demand, factor by factor.
+"""The only pass that inserts communication: it compares what producers give with what consumers demand.
 
-Every operator's states follow from its sharded labels by one rule (`compiler/plan/operators.py`); where the layout of an
-operand differs, a conversion from the one table (`compiler/plan/layout.py`) is inserted before the operator.
+Every operator's states follow, factor by factor, from its sharded labels by one rule (`compiler/plan/operators.py`);
+where an operand's layout differs, a conversion from the one table (`compiler/plan/layout.py`) is inserted before it.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class _Part:
         if value.kind != "activation":  # parameters lie as they are read, data is loaded as it is read
             self._place(name, demanded)
             return name
-        if not value.layout == layout and (name, layout) in self.converted:
+        if value.layout != layout and (name, layout) in self.converted:
             return self.converted[name, layout]
         groups: dict[tuple[str, str], list[str]] = {}
         for factor in self.factors:
@@ -177,8 +177,11 @@ def _demand(op: Op, position: int, labels: frozenset[str], raised: bool) -> str:
 
 
 def _raised(ops: list[Op], labels: list[frozenset[str]], part: Part) -> frozenset[int]:
-    """Operators with no sharded label that go `R` as a whole: all consumers want partial gradients, and no operand would
-    need a sum of its own for it. The sum then falls on the parameters, once a step (replicated KV heads are the case)."""
+    """Operators with no sharded label that go `R` as a whole.
+
+    All their consumers want partial gradients, and no operand would need a sum of its own for it. The sum then falls on
+    the parameters, once a step (replicated KV heads are the case).
+    """
     producers = {name: index for index, op in enumerate(ops) for name in op.results}
     wanted: dict[str, list[int]] = {}
     for index, op in enumerate(ops):

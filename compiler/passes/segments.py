@@ -1,4 +1,4 @@
-"""Segments: cuts a part at its conversions into the largest pieces with no communication inside, forward or backward."""
+"""Segments: cuts a part at its conversions into the largest pieces with no communication inside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Megatron sequence parallelism: what tensor parallelism leaves whole (norms, adds, dropout) is sharded along the sequence.
+"""Megatron sequence parallelism: norms, adds and dropout are sharded along the sequence.
 
 The all-reduces around the tensor-parallel regions then become reduce-scatter and all-gather; nothing here says so: it
 follows from the layouts.

@@ -1,6 +1,7 @@
 """Backward is the transpose of forward: segments reversed, every conversion replaced by its dual.
 
-Gradients of a value with several consumers are summed on the way: each further consumer's backward carries what is there.
+Gradients of a value with several consumers are summed on the way: each further consumer's backward carries what is
+there.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ class Transpose:
 
 
 def _differentiable(part: Part) -> set[str]:
-    """Values whose gradient exists: differentiable inputs and outputs of segments, and what conversions make of them."""
+    """Values with a gradient: differentiable inputs and outputs of segments, and what conversions make of them."""
     found: set[str] = set()
     for step in part.steps:
         if isinstance(step, Segment):

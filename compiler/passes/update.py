@@ -70,7 +70,7 @@ def _wait(token: str) -> Instruction:
 
 
 def reduce_blocks(bucket: Bucket) -> tuple[Block, ...]:
-    """`reduce.b` issues the sum over the replicas, `reduced.b` waits for it; so all buckets' sums are under way at once."""
+    """`reduce.b` issues the sum over the replicas, `reduced.b` waits: so all buckets' sums are under way at once."""
     name = bucket.name
     issue: list[Instruction] = []
     for number, group in enumerate(bucket.sums):

@@ -1,7 +1,8 @@
 """One record for every instruction.
 
-Operands are names. A register name may end in `:i` or `:j` (the block's micro-batch parameter) and in `?` (pending). Names
-of buffers are declared in the plan's header (`p.l0` parameters, `g.l0` gradients, `o.l0` optimizer state, `b.loss`).
+Operands are names. A register name may end in `:i` or `:j` (the block's micro-batch parameter) and in `?` (pending).
+Names of buffers are declared in the plan's header (`p.l0` parameters, `g.l0` gradients, `o.l0` optimizer state,
+`b.loss`).
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def base_name(register: str) -> str:
 
 
 def type_name(register: str) -> str:
-    """Key of the plan's tensor types: the base name without layer and rebuilt mark: `d.x.l5:i?` -> `d.x`, `r.x.l5` -> `x`."""
+    """Key of the plan's types, the base name without layer and rebuilt mark: `d.x.l5:i?` -> `d.x`, `r.x.l5` -> `x`."""
     name = base_name(register).removeprefix("r.")
     head, mark, layer = name.rpartition(".l")
     return head if mark and layer.isdigit() else name

@@ -18,11 +18,26 @@ class Opcode:
 
 
 _ROWS = (
-    Opcode("load_batch", "data", "read this rank's slice of the micro-batch: what=tokens|labels, or what=count: valid labels of the whole step"),
-    Opcode("forward", "compute", "outputs, frame <- inputs, parameters: run the segment; no frame written, none saved", unit=True),
-    Opcode("recompute", "compute", "outputs, frame <- inputs, parameters: run the segment again to rebuild what backward needs", unit=True),
-    Opcode("backward", "compute", "input gradients <- output gradients, kept values, frame; adds weight gradients in place", unit=True),
-    Opcode("backward_input", "compute", "input gradients, weight frame <- output gradients, kept values, frame (dgrad)", unit=True),
+    Opcode(
+        "load_batch", "data",
+        "read this rank's slice of the micro-batch: what=tokens|labels, or what=count: valid labels of the whole step",
+    ),
+    Opcode(
+        "forward", "compute",
+        "outputs, frame <- inputs, parameters: run the segment; no frame written, none saved", unit=True,
+    ),
+    Opcode(
+        "recompute", "compute",
+        "outputs, frame <- inputs, parameters: run the segment again to rebuild what backward needs", unit=True,
+    ),
+    Opcode(
+        "backward", "compute",
+        "input gradients <- output gradients, kept values, frame; adds weight gradients in place", unit=True,
+    ),
+    Opcode(
+        "backward_input", "compute",
+        "input gradients, weight frame <- output gradients, kept values, frame (dgrad)", unit=True,
+    ),
     Opcode("backward_weight", "compute", "adds weight gradients in place <- weight frame (wgrad)", unit=True),
     Opcode("loss", "compute", "adds the micro-batch's share of the loss to the step's loss buffer"),
     Opcode("add", "compute", "sum <- two gradients of one value"),
@@ -31,12 +46,21 @@ _ROWS = (
     Opcode("all_reduce", "collective", "sum or maximum <- partial values", asynchronous=True),
     Opcode("all_to_all", "collective", "sharded along concat dim -> sharded along split dim", asynchronous=True),
     Opcode("broadcast", "collective", "the value of member `root`", asynchronous=True),
-    Opcode("send", "transfer", "to the rank `peer` further on the axis; the value is borrowed until the wait", asynchronous=True),
+    Opcode(
+        "send", "transfer",
+        "to the rank `peer` further on the axis; the value is borrowed until the wait", asynchronous=True,
+    ),
     Opcode("recv", "transfer", "from the rank `peer` further on the axis", asynchronous=True),
-    Opcode("wait", "memory", "turns a pending register into a value; of a send or an in-place collective: ends the borrowing"),
+    Opcode(
+        "wait", "memory",
+        "turns a pending register into a value; of a send or an in-place collective: ends the borrowing",
+    ),
     Opcode("free", "memory", "ends the life of registers"),
     Opcode("unshard", "parameter", "all-gathers a parameter bucket in place from its shards", asynchronous=True),
-    Opcode("reduce_grad", "parameter", "sums a gradient bucket in place: mode=all_reduce, or reduce_scatter into the own shard", asynchronous=True),
+    Opcode(
+        "reduce_grad", "parameter",
+        "sums a gradient bucket in place: mode=all_reduce, or reduce_scatter into the own shard", asynchronous=True,
+    ),
     Opcode("report", "data", "hands a scalar register to the log under `name`"),
     Opcode("grad_norm", "parameter", "sum of squares of the gradients that this rank counts"),
     Opcode("optimizer_step", "parameter", "clips by the norm and updates parameters and optimizer state of a bucket"),

@@ -1,9 +1,9 @@
 """The operators: one row each with shapes, layout rule, saved values and FLOPs. The runtime has one file per name here.
 
-A row's `signature` labels every dim like an einsum. For one mesh factor that shards a set of labels the rule is the same
-for every operator: an operand with such a label is `V` there, an operand without is `R`, a result with it is `V`, a result
-without is `P` (a contraction). A factor that shards no label leaves everything `I`, or everything `R` where the gradient is
-to be summed later. Labels in `whole` may not be sharded.
+A row's `signature` labels every dim like an einsum. For one mesh factor that shards a set of labels the rule is the
+same for every operator: an operand with such a label is `V` there, an operand without is `R`, a result with it is `V`,
+a result without is `P` (a contraction). A factor that shards no label leaves everything `I`, or everything `R` where
+the gradient is to be summed later. Labels in `whole` may not be sharded.
 """
 
 from __future__ import annotations
@@ -59,8 +59,9 @@ class Operator:
     signature     einsum-like labels of operands and main results
     whole         labels that may not be sharded
     saves         operand and result names that backward_input needs
-    saves_weight  names that backward_weight needs beside the gradient; parameters of rows in `weight_with_input` get their
-                  gradient together with backward_input instead (norms, biases: cheap, and they need the same values)
+    saves_weight  names that backward_weight needs beside the gradient
+    weight_with_input  parameters get their gradient together with backward_input instead (norms, biases: cheap, and
+                  they need the same values)
     typing        attributes, operand types -> (dtype, local shape) of every result
     flops         attributes, operand types -> Flops
     """
@@ -177,7 +178,8 @@ _ROWS = (
         parameters=("gain",), auxiliary=("rstd",), whole="h", saves=("x", "gain", "rstd"), weight_with_input=True,
     ),
     Operator(
-        "layer_norm", ("x", "gain", "shift"), ("out", "mean", "rstd"), "bsh,h,h->bsh", _norm_type(2), _elementwise(6, 10),
+        "layer_norm", ("x", "gain", "shift"), ("out", "mean", "rstd"), "bsh,h,h->bsh", _norm_type(2),
+        _elementwise(6, 10),
         parameters=("gain", "shift"), auxiliary=("mean", "rstd"), whole="h", saves=("x", "gain", "mean", "rstd"),
         weight_with_input=True,
     ),
@@ -196,11 +198,13 @@ _ROWS = (
         data=("logits",), differentiable=False, partial="M",
     ),
     Operator(
-        "vocab_sum", ("logits", "labels", "peak"), ("total", "target"), "bsv,bs,bs->bs,bs", _vocab_sum_type, _elementwise(3, 4),
+        "vocab_sum", ("logits", "labels", "peak"), ("total", "target"), "bsv,bs,bs->bs,bs",
+        _vocab_sum_type, _elementwise(3, 4),
         data=("labels", "peak"), saves=("logits", "labels", "peak"),
     ),
     Operator(
-        "token_loss", ("peak", "total", "target", "labels", "count"), ("loss",), "bs,bs,bs,bs,->", _loss_type, _elementwise(3, 3),
+        "token_loss", ("peak", "total", "target", "labels", "count"), ("loss",), "bs,bs,bs,bs,->",
+        _loss_type, _elementwise(3, 3),
         data=("peak", "labels", "count"), saves=("total", "labels", "count"),
     ),
 )  # fmt: skip

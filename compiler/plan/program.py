@@ -132,7 +132,7 @@ def _concrete(instruction: Instruction, arguments: dict[str, int]) -> Instructio
 
 @dataclass(frozen=True)
 class Plan:
-    """`settings` are (key, JSON text) pairs: cluster, limit, training, data, strategy and reasons, so that no spec is needed."""
+    """`settings` are (key, JSON text) pairs (cluster, limit, training, data, strategy): no spec is needed beside it."""
 
     version: int
     settings: tuple[tuple[str, str], ...]

@@ -1,7 +1,7 @@
 """Segments: the largest pieces of a chunk with no communication inside; a body of operator calls, bound to a layer.
 
-One template serves all layers of one shape. A parameter formal that starts with `.` belongs to the layer of the binding:
-`.attn.q.weight` bound by unit `s0.l5` is `layers.5.attn.q.weight`; other formals are full names.
+One template serves all layers of one shape. A parameter formal that starts with `.` belongs to the layer of the
+binding: `.attn.q.weight` bound by unit `s0.l5` is `layers.5.attn.q.weight`; other formals are full names.
 """
 
 from __future__ import annotations
