@@ -193,7 +193,6 @@ def test_intermediates_are_dropped_after_their_last_use(monkeypatch: pytest.Monk
     names = ["x", *(f"v{n}" for n in range(6))]
     calls = [_call("gelu", b, a, approximate="none") for a, b in pairwise(names)]
     segment = _segment({"x": x}, {}, (names[-1],), *calls)
-    bound = BoundSegment(segment, None, {}, {}, MESH, {"pipeline": 0, "context": 0, "tensor": 0})
     made: list[weakref.ref[Tensor]] = []
     most = [0, 0]
     plain, plain_backward = gelu.forward, gelu.backward_input
