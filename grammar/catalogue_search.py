@@ -4,4 +4,45 @@ from __future__ import annotations
 
 from titan.grammar.diagnostics import Code
 
-ROWS: tuple[Code, ...] = ()
+ROWS: tuple[Code, ...] = (
+    Code(
+        "T301",
+        "no plan fits the memory",
+        "The peak memory of every rank stays below the limit: what the plan holds, plus context and communicators.",
+        "The model, its optimizer state or one micro-batch's activations are larger than the devices allow.",
+        "model = llama.llama3_405b with 8 devices",
+        "Take more devices or a shorter sequence, or loosen the wishes that hold the closest plan back.",
+    ),
+    Code(
+        "T302",
+        "no legal layout",
+        "Some mesh must multiply to the world size, satisfy every wish, and divide the model as the rules demand.",
+        "Wishes that exclude each other, or a world size that shares no factor with heads, batch or layers.",
+        "parallel { tensor = 8 pipeline >= 64 }    # on 64 devices",
+        "Loosen one of the wishes named, or change the number of nodes.",
+    ),
+    Code(
+        "T303",
+        "memory at risk",
+        "A plan fits when even the upper bound of its peak memory stays below the limit.",
+        "The point prediction fits, but with more fragmentation than usual it would not.",
+        "peak 71.9 GiB, upper bound 75.6 GiB, limit 73.3 GiB",
+        "Try a smaller micro-batch or recompute = full, or accept the risk.",
+    ),
+    Code(
+        "T304",
+        "not a choice",
+        "`--why-not` takes choices of the `parallel` section as `key=value`, separated by commas.",
+        "A misspelt key, or a value that the key does not take.",
+        'titan explain SPEC --why-not "tensor=8, recompute=full"',
+        "Use one of the keys shown.",
+    ),
+    Code(
+        "T305",
+        "peak unknown",
+        "Utilisation is a share of the device's peak, which comes from the cluster's profile.",
+        "The cluster has not been measured, and its device states no peak for this precision.",
+        "cluster = local.cpu",
+        "Run `titan profile -o cluster.titan` and import the cluster it writes; times shown until then are rough.",
+    ),
+)

@@ -44,7 +44,7 @@ def gemm_seconds(
     size = DTYPE_BYTES[dtype]
     moved = (m * k + k * n) * size + m * n * (result_bytes or size)
     return max(
-        work / (machine.peak(dtype) * figures["matmul"] * filled),
+        work / (machine.rate(dtype, "matmul") * filled),
         moved / machine.memory_bandwidth,
         figures["launch_seconds"],
     )
@@ -53,8 +53,14 @@ def gemm_seconds(
 def attention_seconds(machine: Machine, flops: float, keys: int, dtype: str = "bf16") -> float:
     """Fused attention of `flops` over `keys` positions."""
     figures = machine.figures
-    share = figures["attention"] * keys / (keys + figures["attention_half_keys"])
-    return max(flops / (machine.peak(dtype) * share), figures["launch_seconds"])
+    rate = machine.rate(dtype, "attention") * keys / (keys + figures["attention_half_keys"])
+    return max(flops / rate, figures["launch_seconds"])
+
+
+def fullest(queries: int, keys: int) -> float:
+    """Causal work of the rank that holds the last `queries` of `keys` positions, as a multiple of the mean rank's: it
+    sees all but half a triangle of its own square."""
+    return 2.0 - queries / keys
 
 
 def moved_seconds(machine: Machine, moved: float) -> float:
@@ -80,9 +86,10 @@ def _call_seconds(machine: Machine, segment: Segment, call: Call) -> Seconds:
     if call.operator == "attention":
         flops = call.row.flops(dict(call.attributes), operands)
         keys, dtype = operands[1].shape[1], operands[0].dtype
+        more = fullest(operands[0].shape[1], keys) if dict(call.attributes).get("causal", True) else 1.0
         return Seconds(
-            attention_seconds(machine, flops.forward, keys, dtype),
-            attention_seconds(machine, flops.backward_input, keys, dtype),
+            attention_seconds(machine, more * flops.forward, keys, dtype),
+            attention_seconds(machine, more * flops.backward_input, keys, dtype),
         )
     forward = moved_seconds(machine, sum(t.bytes for t in operands) + sum(t.bytes for t in results))
     if call.operator == "embedding":

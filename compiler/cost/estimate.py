@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from titan.compiler.cost.compute import attention_seconds, gemm_seconds, moved_seconds
+from titan.compiler.cost.compute import attention_seconds, fullest, gemm_seconds, moved_seconds
 from titan.compiler.cost.machine import Machine
 from titan.compiler.cost.memory import upper_bound
 from titan.compiler.cost.network import Placement, bases, collective_seconds, place, transfer_seconds
@@ -124,6 +124,8 @@ class Estimator:
         forward, backward = self._products(tokens, [p for p in products if p[0] and p[1]])
         if queries:
             work = 2.0 * tokens * shape.sequence * queries  # two products, half of the scores visible
+            if cut.context_form == "gathered":
+                work *= fullest(shape.sequence // cut.context, shape.sequence)
             forward += attention_seconds(self.machine, work, shape.sequence, shape.dtype)
             backward += attention_seconds(self.machine, 2.5 * work, shape.sequence, shape.dtype)
         residual, turned, hidden = stream * shape.hidden, tokens * (queries + keys), tokens * inner
@@ -214,6 +216,21 @@ class Estimator:
         communicators = round(self._communicators(s) * self.machine.figures["communicator_bytes"])
         point = round(tensors * (1 + self.machine.figures["allocator_slack"])) + communicators + self.machine.reserved
         return Estimate(seconds, point, upper_bound(self.machine, tensors, communicators), stage)
+
+    def most_layers(self, s: Strategy, limit: int) -> tuple[int, ...]:
+        """Layers that each stage can hold within `limit` bytes; early stages hold more micro-batches at once."""
+        layer = self.layer(Cut(s.tensor, s.context, s.sequence_parallel, s.context_form, s.micro_batch))
+        micro_batches = self.global_batch // (s.data * s.micro_batch)
+        weights = self._buffers(s, self.shape.layer_parameters / s.tensor)
+        fixed = self._buffers(s, self.shape.end_parameters / s.tensor) + self.machine.reserved
+        fixed += self._communicators(s) * self.machine.figures["communicator_bytes"]
+        room = max((limit - fixed) / (1 + self.machine.figures["allocator_slack"]) - layer.kept, 0.0)
+        found = []
+        for stage in range(s.pipeline):
+            live = micro_batches if s.schedule == "gpipe" else min(micro_batches, s.pipeline - stage)
+            kept = layer.entry if s.recompute == "full" else layer.kept
+            found.append(max(int(room / (weights + live * kept)), 1))
+        return tuple(found)
 
     def _weights(self, s: Strategy, stage: int) -> float:
         """Parameters on the fullest rank: a stage of layers with the embedding or the head, sharded by rows."""

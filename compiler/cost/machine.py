@@ -15,7 +15,7 @@ PEAK_OF = {"bf16": "bf16", "f16": "fp16", "f32": "fp32", "f64": "fp64"}
 # figure -> (default, meaning); a cluster's `efficiency` overrides any of them, each with its source
 FIGURES: dict[str, tuple[float, str]] = {
     "matmul": (0.70, "share of the dense peak that a large matrix product reaches"),
-    "matmul_half_flops": (5e9, "work at which a matrix product reaches half of that: f/(f+half)"),
+    "matmul_half_flops": (0.0, "work at which a matrix product reaches half of that: f/(f+half)"),
     "matmul_half_dim": (64.0, "dim at which a matrix product reaches half of that: d/(d+half) for m, n and k"),
     "attention": (0.45, "share of the dense peak that fused attention reaches, forward and backward together"),
     "attention_half_keys": (256.0, "keys at which attention reaches half of that"),
@@ -27,7 +27,7 @@ FIGURES: dict[str, tuple[float, str]] = {
     "communicator_bytes": (64.0 * 2**20, "device memory that one communicator takes"),
     "allocator_slack": (0.03, "share of tensor memory lost to rounding and fragmentation"),
     "allocator_slack_upper": (0.08, "the same, an upper bound"),
-    "flops": (2.0e10, "FLOP/s taken when the device's peak is not measured"),
+    "flops": (2.0e10, "FLOP/s that kernels reach, taken when the device's peak is not known"),
 }
 
 
@@ -55,12 +55,14 @@ class Machine:
     price_per_device_hour: float | None
     figures: Mapping[str, float]
 
-    def peak(self, dtype: str) -> float:
-        """FLOP/s of a dtype; the assumed figure when not measured (see `peak_known`)."""
-        return self.peaks.get(dtype) or self.figures["flops"]
+    def peak(self, dtype: str) -> float | None:
+        """Dense peak FLOP/s of a dtype, None when not known."""
+        return self.peaks.get(dtype)
 
-    def peak_known(self, dtype: str) -> bool:
-        return dtype in self.peaks
+    def rate(self, dtype: str, kind: str) -> float:
+        """FLOP/s that large kernels of a kind (`matmul`, `attention`) reach."""
+        peak = self.peaks.get(dtype)
+        return peak * self.figures[kind] if peak else self.figures["flops"]
 
 
 def read_machine(cluster: Mapping[str, Any]) -> Machine:

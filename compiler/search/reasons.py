@@ -1,0 +1,103 @@
+"""Why each choice is as it is: who decided, and the number that did."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from titan.compiler.cost.estimate import Estimate, Estimator
+from titan.compiler.search.candidates import Candidate
+from titan.compiler.search.space import PREFERRED
+from titan.compiler.strategy import Strategy
+
+if TYPE_CHECKING:
+    from titan.compiler.spec.schema import Spec
+
+MESH = ("pipeline", "data", "context", "tensor")
+CHOICES = (*MESH, "sequence_parallel", "context_form", "zero", "schedule", "recompute", "micro_batch", "stages")
+Reason = tuple[str, str, str]
+
+
+def reasons(
+    spec: Spec, estimator: Estimator, chosen: Candidate, everything: Sequence[Candidate], limit: int
+) -> tuple[Reason, ...]:
+    """(field, origin, sentence) for every choice; origin is user, default or search. Times are closed forms.
+    `everything` holds all candidates, best first, those that fit before the others."""
+    return tuple(_reason(spec, estimator, chosen, everything, limit, key) for key in CHOICES)
+
+
+def _reason(
+    spec: Spec, estimator: Estimator, chosen: Candidate, everything: Sequence[Candidate], limit: int, key: str
+) -> Reason:
+    wish = getattr(spec.parallel, key)
+    if wish.fixed:
+        return key, "user", f"written: {key} {wish}"
+    idle = _idle(chosen.strategy, key)
+    if idle:
+        return key, "default", idle
+    if key == "stages":
+        return key, "search", _stages_sentence(chosen.strategy)
+    within = "" if wish.relation == "auto" else f" (within {key} {wish})"
+    best = _best_other(estimator, chosen, everything, key, wish)
+    if best is None:
+        return key, "search", f"no other value is legal{within}"
+    value, estimate = best
+    return key, "search", f"{key} = {_text(value)} {_compare(estimate, chosen.estimate, limit)}{within}"
+
+
+def _idle(s: Strategy, key: str) -> str:
+    """Why a choice changes nothing; empty when it does."""
+    if key == "sequence_parallel" and s.tensor == 1:
+        return "nothing to shard: tensor = 1"
+    if key == "context_form" and s.context == 1:
+        return "nothing to gather: context = 1"
+    if key == "zero" and s.data * s.context == 1:
+        return "nothing to shard: data x context = 1"
+    if key in ("schedule", "stages") and s.pipeline == 1:
+        return "one stage"
+    return ""
+
+
+def _stages_sentence(s: Strategy) -> str:
+    """The balance in words."""
+    return f"{min(s.stages)} to {max(s.stages)} layers: the slowest stage, head counted, is as fast as can be"
+
+
+def _best_other(
+    estimator: Estimator, chosen: Candidate, everything: Sequence[Candidate], key: str, wish: Any
+) -> tuple[Any, Estimate] | None:
+    """The first of `everything` (best first, those that fit before others) with another value of the choice."""
+    mine = getattr(chosen.strategy, key)
+    if key in (
+        "zero",
+        "schedule",
+        "recompute",
+    ):  # not enumerated where one value is never better: change this one alone
+        values = [v for v in PREFERRED[key] if v != mine and wish.allows(v)]
+        change: dict[str, Any] = {key: values[0]} if values else {}
+        return (values[0], estimator.estimate(replace(chosen.strategy, **change))) if values else None
+    found = next((c for c in everything if getattr(c.strategy, key) != mine), None)
+    return (getattr(found.strategy, key), found.estimate) if found else None
+
+
+def _compare(other: Estimate, chosen: Estimate, limit: int) -> str:
+    if other.memory > limit:
+        return f"does not fit: {gib(other.memory)} of {gib(limit)}"
+    change = other.seconds / chosen.seconds - 1
+    if abs(change) < 5e-4:
+        return f"takes as long ({seconds(other.seconds)}) and holds {gib(other.memory)} instead of {gib(chosen.memory)}"
+    word = "more" if change > 0 else "less, by estimate"
+    return f"takes {abs(change):.1%} {word}: {seconds(other.seconds)} instead of {seconds(chosen.seconds)}"
+
+
+def gib(size: float) -> str:
+    return f"{size / 2**30:.1f} GiB"
+
+
+def seconds(value: float) -> str:
+    return f"{value:.3g} s" if value >= 0.1 else f"{value * 1e3:.3g} ms"
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

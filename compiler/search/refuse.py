@@ -1,0 +1,90 @@
+"""Refusals: no legal layout, or none that fits, each with what comes closest."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from titan.compiler.search.space import Space, meshes
+from titan.compiler.strategy import Strategy
+from titan.grammar.diagnostics import Diagnostic, Note, TitanError
+
+if TYPE_CHECKING:
+    from titan.compiler.spec.schema import Spec
+
+
+def nothing_legal(spec: Spec, space: Space) -> TitanError:
+    """T302: every mesh breaks a rule, or none satisfies the wishes at all."""
+    world = spec.cluster.world_size
+    wishes = ", ".join(f"{key} {wish}" for key, wish in spec.parallel.items() if wish.relation != "auto")
+    span = next((wish.span for _, wish in spec.parallel.items() if wish.span is not None), None)
+    if not meshes(spec):
+        message = f"no mesh of {world} devices satisfies {wishes}"
+        return TitanError(Diagnostic("T302", message, span))
+    tried = len(meshes(spec))
+    message = f"none of the {tried} meshes of {world} devices is legal" + (f" with {wishes}" if wishes else "")
+    notes = tuple(Note(f"{number} of {tried}: {found.message}", found.span) for found, number in space.broken[:4])
+    nearest = space.broken[0][0].nearest if space.broken else ()
+    if not space.broken:
+        notes = (Note("every mesh is legal by itself, but not with the other wishes"),)
+    return TitanError(Diagnostic("T302", message, span, nearest=nearest, notes=notes))
+
+
+def nothing_fits(spec: Spec, closest: Strategy, tried: int) -> TitanError:
+    """T301 with the plan that comes closest and where its bytes are; exit code 3."""
+    from titan.compiler.cost.memory import memory_ledger
+    from titan.compiler.lower import lower
+
+    limit = int(spec.cluster.device.memory * spec.objective.memory_fraction)
+    ledger = memory_ledger(lower(spec, closest), limit=limit)
+    worst = ledger.worst
+    parts = sorted(worst.components.items(), key=lambda part: -part[1])
+    listed = ", ".join(f"{name} {_gib(size)}" for name, size in parts if size >= 2**20)
+    notes = (
+        Note(f"closest: {describe(closest)}"),
+        Note(f"pipeline rank {worst.pipeline} holds {listed}"),
+        *_hints(spec, dict(worst.components), limit),
+    )
+    message = (
+        f"none of {tried} layouts fits: the closest needs {_gib(worst.point)} per device, the limit is {_gib(limit)}"
+        f" ({spec.objective.memory_fraction:.0%} of {_gib(spec.cluster.device.memory)})"
+    )
+    return TitanError(Diagnostic("T301", message, spec.span("cluster"), notes=notes), exit_code=3)
+
+
+def _hints(spec: Spec, parts: dict[str, int], limit: int) -> tuple[Note, ...]:
+    """What would help: more devices for state, or letting go of a wish."""
+    found = []
+    state = parts["parameters"] + parts["gradients"] + parts["optimizer"]
+    if state > limit:
+        needed = -(-spec.cluster.nodes * state // max(limit, 1))
+        found.append(Note(f"parameters, gradients and optimizer state alone need about {needed} nodes"))
+    held = [key for key in ("recompute", "zero", "micro_batch", "tensor", "pipeline") if _held(spec, key)]
+    if held:
+        found.append(Note("wishes that hold memory up: " + ", ".join(f"{k} {getattr(spec.parallel, k)}" for k in held)))
+    return tuple(found)
+
+
+def _held(spec: Spec, key: str) -> bool:
+    """Does the user's wish forbid the value that needs the least memory?"""
+    wish = getattr(spec.parallel, key)
+    if wish.relation == "auto":
+        return False
+    thrifty = {"recompute": "full", "zero": 1, "micro_batch": 1}
+    return not wish.allows(thrifty[key]) if key in thrifty else not wish.allows(spec.cluster.world_size)
+
+
+def describe(s: Strategy) -> str:
+    """One line: degrees and the choices that matter."""
+    degrees = " ".join(f"{axis}={getattr(s, axis)}" for axis in ("pipeline", "data", "context", "tensor"))
+    extra = [f"micro_batch={s.micro_batch}", f"zero={s.zero}", f"recompute={s.recompute}"]
+    if s.pipeline > 1:
+        extra.append(f"schedule={s.schedule}")
+    if s.context > 1:
+        extra.append(f"context_form={s.context_form}")
+    if s.tensor > 1:
+        extra.append(f"sequence_parallel={str(s.sequence_parallel).lower()}")
+    return f"{degrees} {' '.join(extra)}"
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:.1f} GiB"

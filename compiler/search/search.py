@@ -1,0 +1,152 @@
+"""Spec -> the best plan: enumerate, price in closed form, compile and simulate the finalists, keep the fastest.
+
+Deterministic: how many finalists are compiled follows from the size of their plans, never from the clock.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from titan.compiler.cost.estimate import Estimator, read_shape
+from titan.compiler.cost.machine import Machine, read_machine
+from titan.compiler.cost.memory import MemoryLedger, memory_ledger
+from titan.compiler.cost.simulate import Timeline, simulate
+from titan.compiler.search.candidates import Candidate, affordable, price, with_stages
+from titan.compiler.search.reasons import reasons
+from titan.compiler.search.refuse import nothing_fits, nothing_legal
+from titan.compiler.search.space import Space, enumerate_space
+from titan.compiler.strategy import Strategy
+
+if TYPE_CHECKING:
+    from titan.compiler.plan.program import Plan
+    from titan.compiler.spec.schema import Spec
+
+FINALISTS = 4  # plans that are compiled and simulated
+WORK = 20_000  # block calls that they may have together, beyond the first two
+LARGE = 12_000  # block calls above which a plan must be faster by MARGIN
+MARGIN = 0.03  # about the error of the closed forms
+TRIES = 24  # compiled plans that turn out not to fit before the search gives up
+
+
+@dataclass(frozen=True)
+class Finalist:
+    """A compiled and simulated plan."""
+
+    strategy: Strategy
+    plan: Plan
+    timeline: Timeline
+    ledger: MemoryLedger
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerUp:
+    """A plan that was compiled and simulated and lost: step seconds, peak bytes, verdict."""
+
+    strategy: Strategy
+    seconds: float
+    memory: int
+    verdict: str
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """What was chosen, against what. `candidates` counts the legal strategies, `priced` those that needed a price,
+    `compiled` the finalists; `seconds` is the time of the search; `notes` say where and why it stopped early."""
+
+    strategy: Strategy
+    plan: Plan
+    timeline: Timeline
+    ledger: MemoryLedger
+    runners_up: tuple[RunnerUp, ...]
+    candidates: int
+    priced: int
+    fitting: int
+    compiled: int
+    seconds: float
+    notes: tuple[str, ...]
+
+
+def memory_limit(spec: Spec) -> int:
+    """Bytes of a device that a plan may use."""
+    return int(spec.cluster.device.memory * spec.objective.memory_fraction)
+
+
+def estimator_of(spec: Spec, machine: Machine | None = None) -> Estimator:
+    from titan.compiler.graph.build import COMPUTE_DTYPE
+
+    machine = machine or read_machine(spec.cluster.model_dump())
+    shape = read_shape(spec.model.model_dump(), spec.train.sequence, COMPUTE_DTYPE[spec.train.precision])
+    return Estimator(machine, shape, spec.train.global_batch)
+
+
+def search(spec: Spec) -> SearchResult:
+    """The fastest plan that fits.
+
+    Raises TitanError T302 when no layout is legal (exit code 2), T301 when none fits (exit code 3).
+    """
+    started = time.perf_counter()
+    estimator, limit = estimator_of(spec), memory_limit(spec)
+    space = enumerate_space(spec)
+    if not space.candidates:
+        raise nothing_legal(spec, space)
+    fitting, others = price(spec, estimator, space, limit)
+    ranked, lost = affordable(fitting or others[:TRIES], LARGE, MARGIN)
+    finalists = _compile(spec, estimator, ranked, (*fitting, *others), limit)
+    if not finalists:
+        closest = min((*fitting, *others), key=lambda c: (c.estimate.memory, c.key))
+        raise nothing_fits(spec, with_stages(closest, estimator, limit), len(space.candidates))
+    safe = [f for f in finalists if f.ledger.verdict == "fits"] or finalists
+    best = min(safe, key=lambda f: f.timeline.step)  # of equal ones the first: `ranked` is in a fixed order
+    return SearchResult(
+        best.strategy,
+        best.plan,
+        best.timeline,
+        best.ledger,
+        tuple(_runner_up(f) for f in sorted(finalists, key=lambda f: f.timeline.step) if f is not best),
+        space.size,
+        len(space.candidates),
+        len(fitting),
+        len(finalists),
+        time.perf_counter() - started,
+        _notes(space, ranked, len(finalists), lost),
+    )
+
+
+def _compile(
+    spec: Spec, estimator: Estimator, ranked: list[Candidate], everything: tuple[Candidate, ...], limit: int
+) -> list[Finalist]:
+    """Finalists in order of their estimates, until enough of them fit."""
+    from titan.compiler.lower import lower
+
+    found: list[Finalist] = []
+    work = 0
+    for candidate in ranked[:TRIES]:
+        work += candidate.work
+        if len(found) == FINALISTS or (len(found) >= 2 and work > WORK):
+            break
+        chosen = replace(candidate, strategy=with_stages(candidate, estimator, limit))
+        why = reasons(spec, estimator, chosen, everything, limit)
+        plan = lower(spec, replace(chosen.strategy, reasons=why))
+        ledger = memory_ledger(plan, estimator.machine, limit)
+        if ledger.verdict != "does not fit":
+            timeline = simulate(plan, estimator.machine)
+            found.append(Finalist(replace(chosen.strategy, reasons=why), plan, timeline, ledger))
+    return found
+
+
+def _runner_up(finalist: Finalist) -> RunnerUp:
+    return RunnerUp(finalist.strategy, finalist.timeline.seconds, finalist.ledger.peak, finalist.ledger.verdict)
+
+
+def _notes(space: Space, ranked: list[Candidate], compiled: int, lost: float) -> tuple[str, ...]:
+    found = []
+    if lost > 0:
+        found.append(
+            f"plans of more than {LARGE} block calls were left out: the best of them is estimated {lost:.1%} faster,"
+            f" within the {MARGIN:.0%} that a larger plan has to win by"
+        )
+    if compiled < len(ranked):
+        found.append(f"of {space.size} legal strategies the {compiled} best by estimate were compiled and simulated")
+    return tuple(found)
