@@ -65,8 +65,12 @@ class Rule:
 
 
 def legal(spec: Spec, strategy: Choices) -> tuple[Diagnostic, ...]:
-    """Every rule that the strategy breaks; empty when it is legal."""
-    found = ((rule, rule.breach(spec, strategy)) for rule in RULES if not rule.partial)
+    """Every rule that the strategy breaks; empty when it is legal. With a degree below 1 the others have no meaning."""
+    degrees, *others = RULES
+    first = degrees.breach(spec, strategy)
+    if first is not None:
+        return (diagnostic(spec, degrees, first),)
+    found = ((rule, rule.breach(spec, strategy)) for rule in others if not rule.partial)
     return tuple(diagnostic(spec, rule, breach) for rule, breach in found if breach is not None)
 
 
