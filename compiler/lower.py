@@ -106,7 +106,7 @@ def _role(
     last = end(data_group, strategy.pipeline, holds_loss)
     opening = (BlockCall("begin"),) if holds_loss else ()
     train = (*opening, *transfers(order.ranks[rank], held), *calls, BlockCall("end"))
-    forwards = forward_only(order.placement, strategy.micro_batches).ranks[rank]
+    forwards = forward_only(order, strategy.micro_batches).ranks[rank]
     body = tuple(BlockCall(c.block.replace("F.", "E."), c.arguments) for c in transfers(forwards, held))
     evaluate = (*opening, *body, BlockCall("end"))
     buffers = tuple(b for bucket in mine for b in _buffers(bucket, mesh, statistic))

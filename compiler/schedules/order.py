@@ -1,10 +1,14 @@
-"""A schedule is an order: per pipeline rank, a list of (phase, chunk, micro-batch). Nothing else."""
+"""A schedule is an order: per pipeline rank, a list of (phase, chunk, micro-batch). Nothing else.
+
+Chunks are numbered so that chunk c feeds chunk c + 1 within one copy of the model; a bidirectional schedule has two copies,
+the second numbered after the first. An element may be a pair whose instructions are to be interleaved.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,20 +24,79 @@ class Element:
 
 
 @dataclass(frozen=True, slots=True)
+class Pair:
+    """A forward and a backward of different micro-batches, interleaved so that one computes while the other communicates."""
+
+    forward: Element
+    backward: Element
+
+    def __str__(self) -> str:
+        return f"{self.forward}+{self.backward}"
+
+
+@dataclass(frozen=True)
 class Order:
-    """`ranks[r]` is what pipeline rank r does; `placement[c]` the rank that holds chunk c."""
+    """`ranks[r]` is what pipeline rank r does; `placement[c]` the rank that holds chunk c; `copies` of the model."""
 
     placement: tuple[int, ...]
-    ranks: tuple[tuple[Element, ...], ...]
+    ranks: tuple[tuple[Element | Pair, ...], ...]
+    copies: int = 1
+
+    @cached_property
+    def chunks_per_copy(self) -> int:
+        return len(self.placement) // self.copies
+
+    def first(self, chunk: int) -> bool:
+        """Whether a chunk is fed by data."""
+        return chunk % self.chunks_per_copy == 0
+
+    def last(self, chunk: int) -> bool:
+        """Whether a chunk ends in the loss."""
+        return chunk % self.chunks_per_copy == self.chunks_per_copy - 1
+
+    def elements(self, rank: int) -> Iterator[Element]:
+        """The elements of a rank, pairs taken apart (forward first)."""
+        for item in self.ranks[rank]:
+            if isinstance(item, Pair):
+                yield item.forward
+                yield item.backward
+            else:
+                yield item
 
 
 Schedule = Callable[[int, int], Order]  # (pipeline ranks, micro-batches) -> Order
 
 
-@lru_cache(maxsize=8)
-def forward_only(placement: tuple[int, ...], micro_batches: int) -> Order:
-    """The order of an evaluation: every chunk's forwards, micro-batch by micro-batch."""
-    held = [[c for c, rank in enumerate(placement) if rank == r] for r in range(max(placement) + 1)]
-    return Order(
-        placement, tuple(tuple(Element("F", c, i) for i in range(micro_batches) for c in mine) for mine in held)
-    )
+def straight(ranks: int) -> tuple[int, ...]:
+    """One chunk per rank."""
+    return tuple(range(ranks))
+
+
+def looped(ranks: int, chunks: int) -> tuple[int, ...]:
+    """`chunks` chunks per rank, dealt round-robin."""
+    return tuple(range(ranks)) * chunks
+
+
+def vee(ranks: int) -> tuple[int, ...]:
+    """Two chunks per rank: down the ranks and back up, so that a rank holds the first and the last chunk."""
+    return (*range(ranks), *reversed(range(ranks)))
+
+
+def forward_only(order: Order, micro_batches: int) -> Order:
+    """The order of an evaluation: forwards of one copy, micro-batch by micro-batch.
+
+    Of two copies each evaluates the micro-batches that it trains on.
+    """
+    per_copy, share = order.chunks_per_copy, micro_batches // order.copies
+    ranks = max(order.placement) + 1
+
+    def owner(chunk: int) -> range:
+        copy = chunk // per_copy
+        return range(copy * share, (copy + 1) * share) if order.copies > 1 else range(micro_batches)
+
+    programs = []
+    for rank in range(ranks):
+        held = [c for c, r in enumerate(order.placement) if r == rank]
+        elements = [Element("F", c, i) for c in held for i in owner(c)]
+        programs.append(tuple(sorted(elements, key=lambda e: (e.micro_batch % share, e.chunk % per_copy, e.chunk))))
+    return Order(order.placement, tuple(programs), order.copies)

@@ -1,0 +1,54 @@
+"""ZB-V: two chunks per rank in a V, so that the loss of a micro-batch returns to the rank it came from.
+
+1F1B's memory, and no bubble within a rank's span when F = I = W (Qi et al. 2024).
+"""
+
+from __future__ import annotations
+
+from titan.compiler.schedules.order import Element, Order, vee
+
+
+def zb_v(ranks: int, micro_batches: int) -> Order:
+    """Split backward on a V placement."""
+    return Order(vee(ranks), tuple(_Rank(rank, ranks, micro_batches).program() for rank in range(ranks)))
+
+
+class _Rank:
+    """Counts what each of the two chunks has done; what exceeds the micro-batches is left out."""
+
+    def __init__(self, rank: int, ranks: int, micro_batches: int) -> None:
+        self.rank, self.ranks, self.limit = rank, ranks, micro_batches
+        self.chunks = (rank, 2 * ranks - 1 - rank)
+        self.count = {(phase, half): 0 for phase in "FIW" for half in (0, 1)}
+        self.elements: list[Element] = []
+
+    def run(self, phases: str, half: int) -> None:
+        for phase in phases:
+            done = self.count[phase, half]
+            if done < self.limit:
+                self.elements.append(Element(phase, self.chunks[half], done))
+                self.count[phase, half] = done + 1
+
+    def program(self) -> tuple[Element, ...]:
+        below = self.ranks - self.rank
+        for _ in range(2 * below - 1):
+            self.run("F", 0)
+        for _ in range(self.rank):
+            self.run("F", 1)
+            self.run("F", 0)
+        for _ in range(below):
+            self.run("FIW", 1)
+        while self.count["F", 1] < self.count["F", 0] or self.count["F", 0] < self.limit:
+            self.run("F", 0)
+            self.run("IW", 0)
+            self.run("FIW", 1)
+        for _ in range(self.rank):
+            self.run("I", 0)
+            self.run("I", 1)
+        for _ in range(below):
+            self.run("IW", 0)
+        while self.count["W", 1] < self.limit:
+            self.run("IW", 1)
+        while self.count["W", 0] < self.limit:
+            self.run("IW", 0)
+        return tuple(self.elements)

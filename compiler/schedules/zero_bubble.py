@@ -1,0 +1,32 @@
+"""Zero-bubble schedules with one chunk per rank: backward is split, and weight gradients fill what would be bubbles.
+
+ZB-H1 keeps 1F1B's memory (D frames on every rank); ZB-H2 takes 2D - 1 and leaves no bubble within a rank's span when
+F = I = W (Qi et al. 2023).
+"""
+
+from __future__ import annotations
+
+from titan.compiler.schedules.order import Element, Order, straight
+
+
+def zb_h1(ranks: int, micro_batches: int) -> Order:
+    """1F1B with split backward: rank r runs its weight gradients r micro-batches late."""
+    return Order(straight(ranks), tuple(_rank(r, micro_batches, ranks - 1 - r, r) for r in range(ranks)))
+
+
+def zb_h2(ranks: int, micro_batches: int) -> Order:
+    """More forwards before the first backward, so that no rank waits in between."""
+    return Order(straight(ranks), tuple(_rank(r, micro_batches, 2 * (ranks - 1 - r), 2 * r) for r in range(ranks)))
+
+
+def _rank(rank: int, micro_batches: int, warm_up: int, late: int) -> tuple[Element, ...]:
+    warm_up = min(warm_up, micro_batches)
+    program = [Element("F", rank, i) for i in range(warm_up)]
+    for i in range(micro_batches):
+        if warm_up + i < micro_batches:
+            program.append(Element("F", rank, warm_up + i))
+        program.append(Element("I", rank, i))
+        if i >= late:
+            program.append(Element("W", rank, i - late))
+    program += [Element("W", rank, i) for i in range(max(0, micro_batches - late), micro_batches)]
+    return tuple(program)
