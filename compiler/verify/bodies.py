@@ -1,0 +1,151 @@
+"""Segment bodies checked call by call: states, shapes and dtypes follow from the operators' rows, not the declarations.
+
+Also where pieces of sharded tensors begin: operators that must know their place on the global tensor carry it as an
+attribute, which has to agree with the layout.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from titan.compiler.plan.layout import sharded_by, state
+from titan.compiler.plan.mesh import Mesh
+from titan.compiler.plan.operators import LayoutError, TensorType, result_state
+from titan.compiler.plan.segment import Call, Segment
+from titan.compiler.verify.findings import Finding
+
+# operator -> operand and dim whose first global index the attribute `start` is
+STARTS = {
+    "embedding": ("table", 0),
+    "add_positions": ("x", 1),
+    "rope": ("x", 1),
+    "dropout": ("x", 1),
+    "attention": ("q", 1),
+    "vocab_max": ("logits", 2),
+    "vocab_sum": ("logits", 2),
+}
+
+
+def coefficients(expression: object, mesh: Mesh) -> dict[str, int] | None:
+    """A coordinate expression as the stride of each factor: `@context*4+@tensor*2`; None when it is not one."""
+    if isinstance(expression, int) and not isinstance(expression, bool):
+        return {} if expression == 0 else None
+    if not isinstance(expression, str) or not expression.startswith("@"):
+        return None
+    found: dict[str, int] = {}
+    for term in expression.split("+"):
+        group, _, stride = term.removeprefix("@").rpartition("*")
+        if not stride.isdigit() or not group:
+            return None
+        step = int(stride)
+        for factor in reversed(mesh.resolve(group)):
+            found[factor] = found.get(factor, 0) + step
+            step *= mesh.size(factor)
+    return {factor: step for factor, step in found.items() if mesh.size(factor) > 1 and step}
+
+
+def first_index(tensor: TensorType, dim: int, mesh: Mesh, skip: tuple[str, ...] = ()) -> dict[str, int]:
+    """Strides with which a rank's coordinates give the first global index of its piece along a dim."""
+    found: dict[str, int] = {}
+    step = tensor.shape[dim]
+    for factor in reversed(sharded_by(tensor.layout, dim)):
+        if factor not in skip:
+            found[factor] = step
+        step *= mesh.size(factor)
+    return {factor: step for factor, step in found.items() if mesh.size(factor) > 1}
+
+
+def _start(call: Call, segment: Segment, mesh: Mesh) -> str:
+    if call.operator not in STARTS:
+        return ""
+    operand, dim = STARTS[call.operator]
+    named = dict(zip(call.row.operands, call.operands, strict=True))
+    skip = sharded_by(segment.types[named["k"]].layout, 1) if call.operator == "attention" else ()
+    expected = first_index(segment.types[named[operand]], dim, mesh, skip)
+    given = coefficients(dict(call.attributes).get("start", 0), mesh)
+    if given == expected:
+        return ""
+    wanted = "+".join(f"@{f}*{s}" for f, s in expected.items()) or "0"
+    return f"{call.operator} starts at {dict(call.attributes).get('start')}, its {operand} at {wanted}"
+
+
+def _states(call: Call, segment: Segment, factors: tuple[str, ...]) -> str:
+    """Layouts of the main results, factor by factor."""
+    types = segment.types
+    for factor in factors:
+        operands = tuple(state(types[o].layout, factor) for o in call.operands)
+        try:
+            expected = result_state(call.row, factor, operands)
+        except LayoutError as problem:
+            return str(problem)
+        for result, wanted in zip(call.results, expected, strict=False):
+            found = state(types[result].layout, factor)
+            if found != wanted:
+                return f"{call.operator} gives `{result}` as {wanted} on {factor}, declared is {found}"
+    return ""
+
+
+def _call(call: Call, segment: Segment, defined: set[str], mesh: Mesh, factors: tuple[str, ...]) -> str:
+    row, types = call.row, segment.types
+    for name in (*call.operands, *call.results):
+        if name not in types:
+            return f"`{name}` has no type"
+    for name in call.operands:
+        if name not in defined:
+            return f"`{name}` is read before it is made"
+    for name, operand in zip(row.operands, call.operands, strict=True):
+        if (name in row.parameters) != (operand in segment.parameters):
+            return f"{call.operator}: operand {name} must {'' if name in row.parameters else 'not '}be a parameter"
+    given = row.typing(dict(call.attributes), tuple(types[o] for o in call.operands))
+    for result, (dtype, shape) in zip(call.results, given, strict=True):
+        if (types[result].dtype, types[result].shape) != (dtype, shape):
+            declared = f"{types[result].dtype}{list(types[result].shape)}"
+            return f"{call.operator} gives `{result}` as {dtype}{list(shape)}, declared is {declared}"
+    return _shapes(call, segment) or _states(call, segment, factors) or _start(call, segment, mesh)
+
+
+def _shapes(call: Call, segment: Segment) -> str:
+    """Dims with one label have one size, on all operands and results (dims of parameters that stay whole excepted)."""
+    sizes: dict[str, int] = {}
+    row, types = call.row, segment.types
+    left, right = row.labels
+    free = {"p"} | ({"s", "t"} if call.operator == "attention" else set())
+    for labels, name in zip((*left, *right), (*call.operands, *call.results), strict=False):
+        shape = types[name].shape
+        if len(shape) != len(labels):
+            return f"{call.operator}: `{name}` has {len(shape)} dims, the row says {len(labels)}"
+        for label, size in zip(labels, shape, strict=True):
+            if label not in free and sizes.setdefault(label, size) != size:
+                return f"{call.operator}: dim {label} of `{name}` is {size}, elsewhere {sizes[label]}"
+    return ""
+
+
+def active(mesh: Mesh) -> tuple[str, ...]:
+    """Factors that lay out tensors: more than one rank, and not the pipeline."""
+    return tuple(f for f, size in mesh.factors if size > 1 and f != "pipeline")
+
+
+def check_body(segment: Segment, mesh: Mesh) -> list[Finding]:
+    """Findings of one template, at most one per call."""
+    found = []
+    factors = active(mesh)
+    defined = {*segment.inputs, *segment.parameters}
+    missing = [v for v in (*segment.inputs, *segment.parameters) if v not in segment.types]
+    if missing:
+        return [Finding("T760", f"segment {segment.name}: `{missing[0]}` has no type")]
+    for number, call in enumerate(segment.body):
+        wrong = _call(call, segment, defined, mesh, factors)
+        if wrong:
+            found.append(Finding("T760", f"segment {segment.name}, call {number}: {wrong}"))
+        defined.update(call.results)
+    missing = [v for v in segment.outputs if v not in defined]
+    if missing:
+        found.append(Finding("T760", f"segment {segment.name}: output `{missing[0]}` is never made"))
+    return found
+
+
+def whole_shape(tensor: TensorType, mesh: Mesh) -> tuple[int, ...]:
+    """Global shape of a tensor of which each rank holds a piece."""
+    return tuple(
+        size * prod(mesh.size(f) for f in sharded_by(tensor.layout, dim)) for dim, size in enumerate(tensor.shape)
+    )
