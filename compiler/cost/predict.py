@@ -1,0 +1,98 @@
+"""What a plan is predicted to do: speed, utilisation, idle shares, memory, a lower bound, and the whole job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from titan.compiler.cost.machine import Machine, read_machine
+from titan.compiler.cost.memory import MemoryLedger, memory_ledger
+from titan.compiler.cost.mfu import ModelFlops, Utilisation, executed_flops, model_flops, utilisation
+from titan.compiler.cost.simulate import Timeline, simulate
+from titan.compiler.plan.operators import DTYPE_BYTES, statistics_dtype
+from titan.compiler.plan.program import Plan
+
+COMPUTE_DTYPE = {"fp32": "f32", "bf16": "bf16", "fp64": "f64"}
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The whole training: cost is None without a price per device-hour."""
+
+    steps: int
+    tokens: int
+    days: float
+    device_hours: float
+    cost: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """All predicted figures of one plan; `hfu` is None where the peak is not known."""
+
+    timeline: Timeline
+    ledger: MemoryLedger
+    used: Utilisation
+    flops: ModelFlops
+    hfu: float | None
+    lower_bound: float
+    job: Job | None
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """The `predicted` object of the command line."""
+        return {
+            "step_time_s": self.timeline.seconds,
+            "tokens_per_s_per_gpu": self.used.tokens_per_second,
+            "tflops_per_gpu": self.used.tflops,
+            "mfu": self.used.mfu,
+            "mfu_6n": self.used.mfu_simple,
+            "hfu": self.hfu,
+            "bubble_fraction": self.timeline.bubble_fraction,
+            "span_bubble_fraction": self.timeline.span_bubble_fraction,
+            "exposed_comm_fraction": self.timeline.exposed_comm_fraction,
+            "peak_memory_bytes": self.ledger.peak,
+            "peak_memory_upper_bytes": self.ledger.upper,
+            "memory_verdict": self.ledger.verdict,
+            "lower_bound_step_time_s": self.lower_bound,
+        }
+
+
+def predict(plan: Plan, timeline: Timeline | None = None, ledger: MemoryLedger | None = None) -> Prediction:
+    """Prediction of a plan from the plan alone; what the search has already worked out may be passed."""
+    machine = read_machine(plan.setting("cluster"))
+    timeline, ledger = timeline or simulate(plan, machine), ledger or memory_ledger(plan, machine)
+    dtype = COMPUTE_DTYPE[plan.setting("train.precision")]
+    tokens = int(plan.setting("train.sequence")) * int(plan.setting("train.global_batch"))
+    world, peak = plan.mesh.world_size, machine.peak(dtype)
+    flops = model_flops(plan.setting("model"), int(plan.setting("train.sequence")))
+    return Prediction(
+        timeline,
+        ledger,
+        utilisation(flops, tokens / timeline.seconds / world, peak),
+        flops,
+        executed_flops(plan) / timeline.seconds / world / peak if peak else None,
+        lower_bound(machine, flops, tokens, world, dtype),
+        _job(plan, tokens, timeline.seconds, machine),
+    )
+
+
+def lower_bound(machine: Machine, flops: ModelFlops, tokens: int, world: int, dtype: str) -> float:
+    """Seconds that no plan for this model, batch and cluster can beat by the same figures: every model FLOP at the rate
+    of large matrix products, and every parameter's gradient and optimizer state through memory once, spread over all
+    devices; no communication, no bubble."""
+    compute = flops.exact * tokens / (world * machine.rate(dtype, "matmul"))
+    statistic, size = DTYPE_BYTES[statistics_dtype(dtype)], DTYPE_BYTES[dtype]
+    update = flops.parameters * (6 * statistic + size) / (world * machine.memory_bandwidth)
+    return compute + update
+
+
+def _job(plan: Plan, tokens: int, seconds: float, machine: Machine) -> Job | None:
+    steps, total = plan.setting("train.steps"), plan.setting("train.total_tokens")
+    if not steps and not total:
+        return None
+    steps = int(steps or -(-int(total) // tokens))
+    hours = steps * seconds / 3600
+    device_hours = hours * plan.mesh.world_size
+    price = machine.price_per_device_hour
+    return Job(steps, steps * tokens, hours / 24, device_hours, None if price is None else price * device_hours)
