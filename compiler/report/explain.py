@@ -12,17 +12,8 @@ if TYPE_CHECKING:
     from titan.compiler.search.search import SearchResult
     from titan.compiler.spec.schema import Spec
 
-COMPARED = (
-    "pipeline",
-    "data",
-    "context",
-    "tensor",
-    "sequence_parallel",
-    "context_form",
-    "zero",
-    "schedule",
-    "recompute",
-)
+DEGREES = ("pipeline", "data", "context", "tensor", "micro_batch")
+WORDS = ("sequence_parallel", "context_form", "zero", "schedule", "recompute")
 ORIGINS = {"user": "you", "default": "default", "search": "search"}
 
 
