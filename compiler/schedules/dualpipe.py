@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from titan.compiler.schedules.order import Element, Order, Pair, straight, vee
+from titan.compiler.schedules.order import Element, Order, Pair, Schedule, straight, vee
 
 
 def dualpipe(ranks: int, micro_batches: int) -> Order:
@@ -102,3 +102,21 @@ class _Rank:
         while self.deferred:  # 8
             self.weight()
         return tuple(self.items)
+
+
+DUALPIPE = Schedule(
+    "dualpipe",
+    dualpipe,
+    "an even number of ranks and an even number of at least 2 * ranks micro-batches",
+    lambda ranks, micro_batches: ranks % 2 == 0 and micro_batches % 2 == 0 and micro_batches >= 2 * ranks,
+    copies=2,
+    splits=True,
+)
+DUALPIPE_V = Schedule(
+    "dualpipe_v",
+    dualpipe_v,
+    "at least 2 * ranks micro-batches",
+    lambda ranks, micro_batches: micro_batches >= 2 * ranks,
+    chunks=2,
+    splits=True,
+)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from titan.compiler.schedules.order import Element, Order
+from titan.compiler.schedules.order import Element, Order, Schedule
 
 
 def gpipe(ranks: int, micro_batches: int) -> Order:
@@ -15,3 +15,6 @@ def gpipe(ranks: int, micro_batches: int) -> Order:
         for rank in range(ranks)
     )
     return Order(tuple(range(ranks)), program)
+
+
+GPIPE = Schedule("gpipe", gpipe)

@@ -5,7 +5,7 @@ Micro-batches advance in groups of one per rank; any count works, a last smaller
 
 from __future__ import annotations
 
-from titan.compiler.schedules.order import Element, Order, looped
+from titan.compiler.schedules.order import Element, Order, Schedule, looped
 from titan.compiler.schedules.timetable import Durations, StalledOrder, timetable
 
 CHUNKS = 2
@@ -53,3 +53,6 @@ def _rank(
         program.append(Element("B", rank + chunk * ranks, i))
     program += [Element("B", rank + chunk * ranks, i) for chunk, i in backwards[total - warm_up :]]
     return tuple(program)
+
+
+INTERLEAVED = Schedule("interleaved", interleaved, chunks=CHUNKS)

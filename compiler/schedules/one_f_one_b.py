@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from titan.compiler.schedules.order import Element, Order
+from titan.compiler.schedules.order import Element, Order, Schedule
 
 
 def one_f_one_b(ranks: int, micro_batches: int) -> Order:
@@ -17,3 +17,6 @@ def _rank(rank: int, ranks: int, micro_batches: int) -> tuple[Element, ...]:
         program += [Element("F", rank, i), Element("B", rank, i - warm_up)]
     program += [Element("B", rank, i) for i in range(micro_batches - warm_up, micro_batches)]
     return tuple(program)
+
+
+ONE_F_ONE_B = Schedule("one_f_one_b", one_f_one_b)

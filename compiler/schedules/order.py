@@ -64,7 +64,20 @@ class Order:
                 yield item
 
 
-Schedule = Callable[[int, int], Order]  # (pipeline ranks, micro-batches) -> Order
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A row: `make(pipeline ranks, micro-batches)` gives the order; `chunks` per rank, `copies` of the model.
+
+    `legal(ranks, micro_batches)` is true where the schedule is defined; `rule` says so in words.
+    """
+
+    name: str
+    make: Callable[[int, int], Order]
+    rule: str = "any number of micro-batches"
+    legal: Callable[[int, int], bool] = lambda ranks, micro_batches: micro_batches >= 1
+    chunks: int = 1
+    copies: int = 1
+    splits: bool = False  # whether backward is split into I and W
 
 
 def straight(ranks: int) -> tuple[int, ...]:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from titan.compiler.schedules.order import Element, Order, vee
+from titan.compiler.schedules.order import Element, Order, Schedule, vee
 
 
 def zb_v(ranks: int, micro_batches: int) -> Order:
@@ -52,3 +52,6 @@ class _Rank:
         while self.count["W", 0] < self.limit:
             self.run("IW", 0)
         return tuple(self.elements)
+
+
+ZB_V = Schedule("zero_bubble_v", zb_v, chunks=2, splits=True)

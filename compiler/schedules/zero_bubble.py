@@ -6,7 +6,7 @@ F = I = W (Qi et al. 2023).
 
 from __future__ import annotations
 
-from titan.compiler.schedules.order import Element, Order, straight
+from titan.compiler.schedules.order import Element, Order, Schedule, straight
 
 
 def zb_h1(ranks: int, micro_batches: int) -> Order:
@@ -30,3 +30,13 @@ def _rank(rank: int, micro_batches: int, warm_up: int, late: int) -> tuple[Eleme
             program.append(Element("W", rank, i - late))
     program += [Element("W", rank, i) for i in range(max(0, micro_batches - late), micro_batches)]
     return tuple(program)
+
+
+ZB_H1 = Schedule("zero_bubble_h1", zb_h1, splits=True)
+ZB_H2 = Schedule(
+    "zero_bubble_h2",
+    zb_h2,
+    "at least 2 * ranks - 1 micro-batches",
+    lambda ranks, micro_batches: micro_batches >= 2 * ranks - 1,
+    splits=True,
+)

@@ -1,0 +1,63 @@
+"""V-Half and V-Min: V placement with a half and about a third of 1F1B's activations (Qi et al. 2024, controllable memory).
+
+Each micro-batch repeats one block of six slots; where its two forwards and two input gradients lie in the block decides how
+long frames live. Weight gradients take the holes; then everything is pulled as early as memory allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from titan.compiler.schedules.order import Element, Order, Schedule, vee
+
+Offsets = Callable[[int, int], tuple[int, int, int, int]]  # (ranks, rank) -> slots of F0, F1, I1, I0
+PERIOD = 6
+
+
+def v_half(ranks: int, micro_batches: int) -> Order:
+    """Half of 1F1B's activations."""
+
+    def offsets(p: int, r: int) -> tuple[int, int, int, int]:
+        shift = 3 if p % 2 == 0 else 0
+        return 2 * r, 3 * p - 2 - r, 3 * p + shift + 2 * r - 1, 6 * p + shift - 2 - r
+
+    return _order(ranks, micro_batches, offsets)
+
+
+def v_min(ranks: int, micro_batches: int) -> Order:
+    """About a third of 1F1B's activations; needs equal F, I and W to run without further bubbles."""
+
+    def offsets(p: int, r: int) -> tuple[int, int, int, int]:
+        shift = 2 if p % 3 == 0 else 0
+        return r, 2 * p - 1 - r, 2 * p + shift + r, 4 * p + shift - 1 - r
+
+    return _order(ranks, micro_batches, offsets)
+
+
+def _order(ranks: int, micro_batches: int, offsets: Offsets) -> Order:
+    return Order(vee(ranks), tuple(_rank(rank, ranks, micro_batches, offsets(ranks, rank)) for rank in range(ranks)))
+
+
+def _rank(rank: int, ranks: int, micro_batches: int, offsets: tuple[int, int, int, int]) -> tuple[Element, ...]:
+    near, far = rank, 2 * ranks - 1 - rank
+    kinds = (("F", near), ("F", far), ("I", far), ("I", near))
+    slots: dict[int, Element] = {}
+    for i in range(micro_batches):
+        for (phase, chunk), offset in zip(kinds, offsets, strict=True):
+            slots[PERIOD * i + offset] = Element(phase, chunk, i)
+    program: list[Element] = []
+    deferred: list[Element] = []
+    for slot in range(max(slots) + 1):
+        element = slots.get(slot)
+        if element is None:
+            if deferred:
+                program.append(deferred.pop(0))
+            continue
+        program.append(element)
+        if element.phase == "I":
+            deferred.append(Element("W", element.chunk, element.micro_batch))
+    return (*program, *deferred)
+
+
+V_HALF = Schedule("v_half", v_half, chunks=2, splits=True)
+V_MIN = Schedule("v_min", v_min, chunks=2, splits=True)
