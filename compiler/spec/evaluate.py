@@ -106,9 +106,15 @@ class Evaluator:
             return self._inside(self.definition(scope, first), rest, name)
         if first in scope.modules:
             module = scope.modules[first]
+            if module.broken:
+                return Broken(name.span)
+            if rest and rest[0] in module.failed:
+                return Broken(name.span)
             if not rest or rest[0] not in module.definitions:
                 raise _unknown(name, module.definitions, f"`{first}` defines")
             return self._inside(self.definition(module, rest[0]), rest[1:], name)
+        if first in scope.failed or (rest and similar(first, scope.failed)):
+            return Broken(name.span)
         if rest:
             raise _unknown(name, [*scope.modules, *scope.definitions], "known here:")
         return Word(first, name.span)

@@ -133,7 +133,7 @@ def _heads(spec: Spec, s: Choices) -> Breach | None:
 def _kv_heads(spec: Spec, s: Choices) -> Breach | None:
     attention = spec.model.attention
     kv = attention.kv_heads if attention else s.tensor
-    if s.tensor % kv == 0 or kv % s.tensor == 0:
+    if s.tensor % kv == 0 or kv % s.tensor == 0 or _heads(spec, s):
         return None
     facts = ((f"kv_heads = {kv}", "model.attention.kv_heads"),)
     message = f"tensor = {s.tensor} and kv_heads = {kv}: one must divide the other, so that ranks share whole heads"

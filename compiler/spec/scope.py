@@ -16,15 +16,21 @@ MAX_FILES = 64  # a spec is a handful of files; more is an accident
 
 @dataclass(slots=True)
 class Scope:
-    """The names of one file; `values` caches definitions once evaluated, `used` those that something asked for."""
+    """The names of one file.
+
+    `values` caches definitions once evaluated, `used` are those that something asked for, `failed` the names of imports
+    that could not be opened: what refers to them stays silent.
+    """
 
     path: str
     shipped: bool
+    broken: bool = False  # it did not parse: which names it has is unknown
     modules: dict[str, Scope] = field(default_factory=dict)
     definitions: dict[str, Entry | Section] = field(default_factory=dict)
     objective: Objective | None = None
     values: dict[str, Value] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
+    failed: set[str] = field(default_factory=set)
 
 
 class Loader:
@@ -48,6 +54,7 @@ class Loader:
                 self._declare(scope, name, statement, chain)
             except Refusal as refusal:
                 self.report.add(refusal.diagnostic)
+                scope.failed.add(name)
         return scope
 
     def _declare(
@@ -86,7 +93,7 @@ class Loader:
         except TitanError as error:
             for diagnostic in error.diagnostics:
                 self.report.add(diagnostic)
-            tree = SyntaxTree(path, "")
+            return Scope(path, shipped, broken=True)
         return self.open(tree, shipped, (*chain, (path, path)))
 
     def _find(self, statement: Import, scope: Scope) -> tuple[str, bool]:

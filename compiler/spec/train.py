@@ -84,8 +84,10 @@ class Train(Part):
         """Tokens per batch become sequences; a batch is never rounded."""
         batch = data.get("global_batch") if isinstance(data, dict) else None
         length = whole(data.get("sequence")) if isinstance(data, dict) else None
-        if not isinstance(batch, Scalar) or batch.dimension != "tokens" or not length:
+        if not isinstance(batch, Scalar) or batch.dimension != "tokens":
             return data
+        if not length:
+            return data | {"global_batch": 1}  # the sequence is missing or wrong, and that is reported
         count, rest = divmod(batch.value, length)
         if rest:
             near = tuple(f"{k * length} tokens" for k in (count, count + 1) if k)

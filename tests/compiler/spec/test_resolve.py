@@ -317,3 +317,13 @@ def test_loading_is_quick_and_pulls_in_nothing_heavy() -> None:
         assert heavy == "[]"
         runs.append(float(seconds))
     assert min(runs) < 0.3, runs  # 0.12 s on an idle core; the bound leaves room for a shared machine
+
+
+def test_an_import_that_does_not_parse_is_the_only_error(tmp_path: Path) -> None:
+    (tmp_path / "mine.titan").write_text("small = = 3\n")
+    found = only(errors("import mine\n" + spec_text(model="model = mine.small"), tmp_path))
+    assert found.code.startswith("T1") and found.span is not None and found.span.path.endswith("mine.titan")
+
+
+def test_an_import_that_is_missing_is_the_only_error() -> None:
+    assert codes(errors("import mine\n" + spec_text(model="model = mine.small"))) == ["T218"]
