@@ -1,0 +1,158 @@
+"""Proof (e): every token of the global batch is read exactly once, and its labels beside it.
+
+The ranks that share neither data nor context coordinate read different pieces: the piece along the batch follows from
+the data coordinate, the piece along the sequence from `start` and `length`; micro-batches are the block's parameter.
+"""
+
+from __future__ import annotations
+
+from titan.compiler.plan.instruction import Instruction, type_name
+from titan.compiler.plan.layout import sharded_by
+from titan.compiler.plan.program import Block, Plan, Role
+from titan.compiler.plan.segment import parse_unit
+from titan.compiler.verify.bodies import coefficients, first_index, whole_shape
+from titan.compiler.verify.findings import Finding, at, used_blocks
+from titan.compiler.verify.flow import bare
+from titan.compiler.verify.updates import Step, _factors, _trace
+
+_KINDS = ("tokens", "labels")
+
+
+def _batch(plan: Plan, instruction: Instruction) -> str:
+    """One load of tokens or labels against its type and the plan's batch."""
+    register = instruction.writes[0]
+    tensor, mesh = plan.types[type_name(register)], plan.mesh
+    given = dict(instruction.attributes)
+    sequence, rows = plan.setting("train.sequence"), plan.setting("train.micro_batch")
+    data = mesh.size("data")
+    if ":" not in register or given.get("micro_batch") != register.partition(":")[2]:
+        return f"`{register}` must be loaded for its own micro-batch, not for {given.get('micro_batch')}"
+    if tensor.dtype != "i64" or len(tensor.shape) != 2:
+        return f"{given['what']} are i64[sequences, tokens]"
+    if whole_shape(tensor, mesh) != (rows * data, sequence):
+        read = list(whole_shape(tensor, mesh))
+        return f"all ranks together read {read} tokens, a micro-batch has {[rows * data, sequence]}"
+    along = {f for f in sharded_by(tensor.layout, 0) if mesh.size(f) > 1}
+    if along != {f for f in mesh.resolve("data") if mesh.size(f) > 1}:
+        return f"sequences are divided over data, the register's over {sorted(along) or 'nothing'}"
+    if given.get("length") != tensor.shape[1]:
+        return f"length={given.get('length')} but the register holds {tensor.shape[1]}"
+    if coefficients(given.get("start", 0), mesh) != first_index(tensor, 1, mesh):
+        wanted = "+".join(f"@{f}*{s}" for f, s in first_index(tensor, 1, mesh).items()) or "0"
+        return f"start={given.get('start')} but this rank's piece begins at {wanted}"
+    return ""
+
+
+def _loads(plan: Plan, role: Role) -> tuple[list[Finding], dict[str, set[str]]]:
+    """Findings, and per order what the role loads for each micro-batch."""
+    found: list[Finding] = []
+    kinds: dict[str, set[str]] = {}
+    for order in ("train", "evaluate"):
+        kinds[order] = set()
+        for block in used_blocks(role, order):
+            for index, instruction in enumerate(block.instructions):
+                if instruction.opcode == "load_batch" and instruction.attribute("what") in _KINDS:
+                    what = str(instruction.attribute("what"))
+                    wrong = _batch(plan, instruction)
+                    if what in kinds[order]:
+                        wrong = wrong or f"{what} are loaded twice for one micro-batch"
+                    kinds[order].add(what)
+                    if wrong:
+                        found.append(at("T750", wrong, role, block, index))
+    return found, kinds
+
+
+def _used(plan: Plan, role: Role, block: Block) -> list[Finding]:
+    """Operators read tokens as tokens and labels as labels."""
+    found: list[Finding] = []
+    sources = {
+        bare(i.writes[0]): str(i.attribute("what"))
+        for b in role.blocks
+        for i in b.instructions
+        if i.opcode == "load_batch" and i.attribute("what") in _KINDS
+    }
+    for index, instruction in enumerate(block.instructions):
+        if instruction.opcode not in ("forward", "recompute"):
+            continue
+        segment = plan.segment_table[parse_unit(instruction.unit)[0]]
+        registers = dict(zip(segment.inputs, map(bare, instruction.reads)))
+        for call in segment.body:
+            for name, operand in zip(call.row.operands, call.operands, strict=True):
+                source = sources.get(registers.get(operand, ""))
+                if (name in _KINDS or source) and source != name:
+                    message = f"{call.operator} reads {source or registers.get(operand, operand)} as its {name}"
+                    found.append(at("T751", message, role, block, index))
+    return found
+
+
+def _count(plan: Plan, role: Role) -> list[Finding]:
+    """The loss is divided by the number of labels of the whole step: counted once, summed over data and context."""
+    found: list[Finding] = []
+    for order in ("train", "evaluate"):
+        step = Step(plan, role, order).collect()
+        names = {
+            bare(register)
+            for block in used_blocks(role, order)
+            for instruction in block.instructions
+            if instruction.opcode == "forward"
+            for formal, register in _inputs(plan, instruction)
+            if formal == "count"
+        }
+        labels = plan.types.get("labels")
+        wanted = sorted(f for f, s in (labels.layout if labels else ()) if s.startswith("V") and plan.mesh.size(f) > 1)
+        for name in names:
+            path = list(_trace(step, name))
+            last = path[-1] if path else None
+            counted = last is not None and last.instruction.attribute("what") == "count"
+            summed = sorted(f for e in path[:-1] for f in _factors(plan, e.instruction.group))
+            plain = all(
+                e.instruction.opcode == "all_reduce" and e.instruction.attribute("op") == "sum" for e in path[:-1]
+            )
+            if not counted or not plain or summed != wanted:
+                step.fail(
+                    "T752",
+                    f"`{name}` must be the count of labels summed over {wanted or 'no factor'}",
+                    path[0] if path else None,
+                )
+        found += step.findings
+    return found
+
+
+def _inputs(plan: Plan, instruction: Instruction) -> list[tuple[str, str]]:
+    """(operand name of the operator, register) of every input of a segment."""
+    segment = plan.segment_table[parse_unit(instruction.unit)[0]]
+    registers = dict(zip(segment.inputs, instruction.reads))
+    return [
+        (name, registers[operand])
+        for call in segment.body
+        for name, operand in zip(call.row.operands, call.operands, strict=True)
+        if operand in registers
+    ]
+
+
+def data(plan: Plan) -> list[Finding]:
+    """Findings of proof (e)."""
+    found: list[Finding] = []
+    rows, count = plan.setting("train.micro_batch"), plan.setting("train.micro_batches")
+    whole = plan.setting("train.global_batch")
+    if rows * count * plan.mesh.size("data") != whole:
+        message = (
+            f"{rows} sequences x {count} micro-batches x {plan.mesh.size('data')} ranks are not the batch of {whole}"
+        )
+        found.append(Finding("T750", message))
+    loaders: dict[tuple[str, str], list[int]] = {}
+    for role in plan.roles:
+        wrong, kinds = _loads(plan, role)
+        found += wrong
+        for order, whats in kinds.items():
+            for what in whats:
+                loaders.setdefault((order, what), []).append(role.pipeline)
+        for block in role.blocks:
+            found += _used(plan, role, block)
+        found += _count(plan, role)
+    for order in ("train", "evaluate"):
+        for what in _KINDS:
+            stages = loaders.get((order, what), [])
+            if len(stages) != 1:
+                found.append(Finding("T750", f"order {order}: {what} are loaded by {len(stages)} stages, not by one"))
+    return found

@@ -1,0 +1,30 @@
+"""Proof (g): what a role's buffers, registers and workspace need at their highest moment fits the plan's limit."""
+
+from __future__ import annotations
+
+from titan.compiler.plan.program import Plan
+from titan.compiler.plan.sizes import Sizes, liveness, memory_by_component
+from titan.compiler.verify.findings import Finding, at
+
+
+def memory(plan: Plan) -> list[Finding]:
+    """Findings of proof (g): roles whose peak is above `memory.limit_bytes`, with the instruction of the peak."""
+    found = []
+    limit, sizes = plan.setting("memory.limit_bytes"), Sizes(plan)
+    if limit is None:
+        return [Finding("T770", "the plan states no memory limit")]
+    for role in plan.roles:
+        parts = memory_by_component(plan, role, sizes)
+        total = sum(parts.values())
+        if total > limit:
+            walk = max((liveness(plan, role, name, sizes) for name, _ in role.orders), key=lambda w: w.peak)
+            listed = ", ".join(f"{name} {size}" for name, size in parts.items())
+            message = f"the role needs {total} bytes ({listed}), the limit is {limit}"
+            call, index = walk.place
+            if call < 0:
+                found.append(Finding("T770", message, role.pipeline))
+                continue
+            order = next(n for n, _ in role.orders if liveness(plan, role, n, sizes).peak == walk.peak)
+            block = role.block_table[role.order(order)[call].block]
+            found.append(at("T770", message, role, block, index, call))
+    return found

@@ -1,0 +1,281 @@
+"""What a step does to its buffers: every gradient is summed once over exactly its replicas, counted once in the norm,
+used once in an update, cleared once; with sharded state the updated shards are gathered once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from titan.compiler.plan.instruction import Instruction, base_name
+from titan.compiler.plan.program import Block, Bucket, Plan, Role
+from titan.compiler.verify.bodies import active
+from titan.compiler.verify.findings import Finding, at, used_blocks
+
+_ON_GRADIENT = frozenset(("reduce_grad", "zero_grad", "grad_norm", "optimizer_step"))
+
+
+@dataclass(frozen=True)
+class Event:
+    """An instruction at its place in the order; places compare in program order."""
+
+    place: tuple[int, int]
+    block: Block
+    instruction: Instruction
+
+
+@dataclass
+class Step:
+    """The instructions of one order that touch buffers. Contributions are kept as their first and last place only."""
+
+    plan: Plan
+    role: Role
+    order: str
+    findings: list[Finding] = field(default_factory=list)
+    events: dict[str, list[Event]] = field(default_factory=dict)  # buffer -> everything but contributions and reads
+    added: dict[str, tuple[Event, Event]] = field(
+        default_factory=dict
+    )  # gradient buffer -> first and last contribution
+    read: dict[str, Event] = field(default_factory=dict)  # parameter buffer -> last use by a segment
+    made: dict[str, list[Event]] = field(default_factory=dict)  # register of the step -> what writes it
+    others: dict[str, list[Event]] = field(default_factory=dict)  # opcode -> events, for report and grad_norm
+
+    def fail(self, code: str, message: str, event: Event | None = None) -> None:
+        if event is None:
+            self.findings.append(Finding(code, message, self.role.pipeline))
+        else:
+            self.findings.append(at(code, message, self.role, event.block, event.place[1], event.place[0]))
+
+    def collect(self) -> Step:
+        first: dict[str, int] = {}
+        last: dict[str, int] = {}
+        calls: dict[str, list[int]] = {}
+        for position, call in enumerate(self.role.order(self.order)):
+            first.setdefault(call.block, position)
+            last[call.block] = position
+            if not call.arguments:
+                calls.setdefault(call.block, []).append(position)
+        for block in used_blocks(self.role, self.order):
+            positions = calls.get(block.name, [first[block.name], last[block.name]])
+            for index, instruction in enumerate(block.instructions):
+                for position in dict.fromkeys(positions):
+                    self.note(Event((position, index), block, instruction))
+        for events in (*self.events.values(), *self.made.values(), *self.others.values()):
+            events.sort(key=lambda event: event.place)
+        return self
+
+    def note(self, event: Event) -> None:
+        instruction = event.instruction
+        opcode = instruction.opcode
+        if instruction.unit or opcode == "loss":
+            for name in instruction.updates:
+                known = self.added.get(name, (event, event))
+                self.added[name] = (min(known[0], event, key=_place), max(known[1], event, key=_place))
+            for name in instruction.reads:
+                if name.startswith("p."):
+                    self.read[name] = max(self.read.get(name, event), event, key=_place)
+            return
+        for name in instruction.updates:
+            self.events.setdefault(name, []).append(event)
+        if opcode in _ON_GRADIENT:
+            for name in instruction.reads:
+                self.events.setdefault(name, []).append(event)
+        if opcode in ("report", "grad_norm", "load_batch"):
+            self.others.setdefault(opcode, []).append(event)
+        for name in instruction.writes:
+            if opcode != "wait" and ":" not in name:
+                self.made.setdefault(base_name(name), []).append(event)
+
+
+def _place(event: Event) -> tuple[int, int]:
+    return event.place
+
+
+def _factors(plan: Plan, group: str) -> tuple[str, ...]:
+    """Factors with more than one rank that a group spans, the pipeline among them."""
+    declared = plan.group_table.get(group)
+    axes = declared.axes if declared else group
+    return tuple(f for f in plan.mesh.resolve(axes) if plan.mesh.size(f) > 1)
+
+
+def _homes(plan: Plan, group: str) -> tuple[int, ...]:
+    """Pipeline coordinates that a group joins; () when it does not span the pipeline."""
+    declared = plan.group_table.get(group)
+    if "pipeline" not in _factors(plan, group):
+        return ()
+    return declared.pipeline if declared and declared.pipeline else tuple(range(plan.mesh.size("pipeline")))
+
+
+class _BucketStep:
+    """The life of one bucket in one step, in order."""
+
+    def __init__(self, step: Step, bucket: Bucket) -> None:
+        self.step, self.bucket, self.plan = step, bucket, step.plan
+        self.gradient = f"g.{bucket.name}"
+        self.events = step.events.get(self.gradient, [])
+
+    def of(self, opcode: str) -> list[Event]:
+        return [event for event in self.events if event.instruction.opcode == opcode]
+
+    def once(self, opcode: str, what: str) -> Event | None:
+        found = self.of(opcode)
+        if len(found) == 1:
+            return found[0]
+        event = found[1] if found else None
+        self.step.fail("T745", f"bucket {self.bucket.name} is {what} {len(found)} times in a step, not once", event)
+        return None
+
+    def check(self) -> None:
+        added = self.step.added.get(self.gradient)
+        if added is None:
+            self.step.fail("T743", f"nothing adds to the gradients of bucket {self.bucket.name}")
+            return
+        self.reductions(added[1])
+        norm, update = self.once("grad_norm", "counted in the norm"), self.once("optimizer_step", "updated")
+        zero = self.once("zero_grad", "cleared")
+        if not (norm and update and zero):
+            return
+        reduced = max((e.place for e in self.of("reduce_grad")), default=added[1].place)
+        if not max(reduced, added[1].place) < norm.place:
+            self.step.fail("T744", f"{self.gradient} is counted before it is summed", norm)
+        if not max(reduced, added[1].place) < update.place:
+            self.step.fail("T745", f"{self.gradient} is used before it is summed", update)
+        if not (zero.place > max(update.place, norm.place) or zero.place < added[0].place):
+            self.step.fail("T745", f"{self.gradient} is cleared between its first contribution and its update", zero)
+        self.updated(update)
+        self.gathered(update)
+
+    def updated(self, update: Event) -> None:
+        name = self.bucket.name
+        if update.instruction.updates != (f"p.{name}", f"o.{name}") or update.instruction.reads[0] != self.gradient:
+            self.step.fail("T745", f"{self.gradient} updates another bucket", update)
+        read = self.step.read.get(f"p.{name}")
+        if read is not None and read.place > update.place:
+            self.step.fail("T745", f"p.{name} is used after its update in the same step", read)
+
+    def gathered(self, update: Event) -> None:
+        """Sharded state: the updated shards are gathered once, over the shard group, after the update."""
+        name = f"p.{self.bucket.name}"
+        gathers = [e for e in self.step.events.get(name, []) if e.instruction.opcode == "unshard"]
+        if len(gathers) != (1 if self.bucket.sharded else 0):
+            event = gathers[-1] if gathers else update
+            self.step.fail("T746", f"{name} is gathered {len(gathers)} times, sharded is {self.bucket.sharded}", event)
+            return
+        for event in gathers:
+            if event.place < update.place:
+                self.step.fail("T746", f"{name} is gathered before its update", event)
+            if _factors(self.plan, event.instruction.group) != _factors(self.plan, self.bucket.replicas):
+                self.step.fail("T746", f"{name} is sharded over {self.bucket.replicas}", event)
+
+    def reductions(self, last: Event) -> None:
+        """Each factor of sums and replicas once, and the homes of a tied bucket once; the scatter in its place."""
+        wanted = [f for g in (*self.bucket.sums, self.bucket.replicas) if g for f in _factors(self.plan, g)]
+        homes = self.bucket.homes if len(self.bucket.homes) > 1 else ()
+        done: list[str] = []
+        scattered = tied = False
+        for event in self.of("reduce_grad"):
+            group = event.instruction.group
+            joined = _homes(self.plan, group)
+            factors = [f for f in _factors(self.plan, group) if f != "pipeline"]
+            self.mode(event, scattered, bool(joined))
+            if event.place < last.place:
+                self.step.fail("T743", f"{self.gradient} is summed before its last contribution", event)
+            if joined and (tuple(joined) != tuple(homes) or tied):
+                self.step.fail("T743", f"{self.gradient} is summed over stages {joined}, its homes are {homes}", event)
+            if [f for f in factors if f in done or f not in wanted]:
+                self.step.fail(
+                    "T743", f"{self.gradient} is not partial over {group} here: the sum counts it twice", event
+                )
+            done += factors
+            tied = tied or bool(joined)
+            scattered = scattered or event.instruction.attribute("mode") == "reduce_scatter"
+        self.lacking([f for f in wanted if f not in done], bool(homes) and not tied, scattered)
+
+    def mode(self, event: Event, scattered: bool, joined: bool) -> None:
+        instruction = event.instruction
+        mode = instruction.attribute("mode")
+        if mode == "reduce_scatter" and (not self.bucket.sharded or instruction.group != self.bucket.replicas):
+            self.step.fail("T743", f"{self.gradient} is not sharded over {instruction.group}", event)
+        elif scattered and mode != "all_reduce_shard":
+            self.step.fail("T743", f"after the scatter only the own shard of {self.gradient} may be summed", event)
+        elif mode == "all_reduce_shard" and not (
+            scattered and joined and instruction.attribute("shard") == self.bucket.replicas
+        ):
+            self.step.fail("T743", f"{self.gradient} has no shard over {instruction.attribute('shard')} yet", event)
+
+    def lacking(self, factors: list[str], tied: bool, scattered: bool) -> None:
+        last = self.step.added[self.gradient][1]
+        if factors:
+            self.step.fail("T743", f"{self.gradient} is never summed over {', '.join(factors)}", last)
+        if tied:
+            self.step.fail("T743", f"{self.gradient} is never summed over its homes {self.bucket.homes}", last)
+        if self.bucket.sharded and not scattered and not factors:
+            self.step.fail("T743", f"{self.gradient} is sharded but never scattered", last)
+
+
+def _trace(step: Step, name: str) -> Iterator[Event]:
+    """The collectives of the step's scalars that lead to a register, last first."""
+    while len(step.made.get(name, ())) == 1:
+        event = step.made[name][0]
+        yield event
+        if not event.instruction.reads:
+            return
+        name = base_name(event.instruction.reads[0])
+
+
+def norm(step: Step, buckets: tuple[Bucket, ...]) -> None:
+    """The norm reads every bucket of the role once, is summed over all ranks, and is what every update reads."""
+    plan = step.plan
+    counts = step.others.get("grad_norm", [])
+    if len(counts) != 1:
+        step.fail("T744", f"the role takes the norm {len(counts)} times, not once", counts[-1] if counts else None)
+        return
+    wanted = sorted(f"g.{b.name}" for b in buckets)
+    if sorted(counts[0].instruction.reads) != wanted:
+        step.fail("T744", f"the norm must count each of {', '.join(wanted)} once", counts[0])
+    local = base_name(counts[0].instruction.writes[0])
+    everything = {*active(plan.mesh), *(("pipeline",) if len(plan.roles) > 1 else ())}
+    for bucket in buckets:
+        for event in step.events.get(f"g.{bucket.name}", []):
+            if event.instruction.opcode == "optimizer_step":
+                _global(step, event, base_name(event.instruction.reads[1]), local, everything, "nsq")
+    reports = [e for e in step.others.get("report", []) if e.instruction.attribute("name") == "grad_norm"]
+    if len(reports) != 1:
+        step.fail("T744", f"the norm is reported {len(reports)} times", reports[-1] if reports else counts[0])
+    for event in reports:
+        _global(step, event, base_name(event.instruction.reads[0]), local, everything, "norm")
+
+
+def _global(step: Step, event: Event, name: str, local: str, factors: set[str], what: str) -> None:
+    """`name` is `local` summed once over all given factors."""
+    path = list(_trace(step, name))
+    if not path or base_name(path[-1].instruction.writes[0]) != local:
+        step.fail("T744", f"`{name}` does not come from `{local}`", event)
+        return
+    done: list[str] = []
+    for sum_ in path[:-1]:
+        instruction = sum_.instruction
+        declared = step.plan.group_table.get(instruction.group)
+        if (
+            instruction.opcode != "all_reduce"
+            or instruction.attribute("op") != "sum"
+            or (declared and declared.pipeline)
+        ):
+            step.fail("T744", f"`{local}` must be summed over all ranks on its way to `{name}`", sum_)
+            return
+        done += _factors(step.plan, instruction.group)
+    if sorted(done) != sorted(factors):
+        step.fail("T744", f"`{name}` is summed over {done or 'nothing'}, the {what} is over {sorted(factors)}", event)
+
+
+def train_step(plan: Plan, role: Role) -> Step:
+    """Checks the buffers of one role in a training step."""
+    step = Step(plan, role, "train").collect()
+    buckets = tuple(b for b in plan.buckets if role.pipeline in b.homes)
+    for bucket in buckets:
+        _BucketStep(step, bucket).check()
+    for name, events in step.events.items():
+        if name.startswith("g.") and name[2:] not in {b.name for b in buckets}:
+            step.fail("T745", f"{name} has no home here", events[0])
+    norm(step, buckets)
+    return step
