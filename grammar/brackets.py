@@ -12,6 +12,7 @@ from titan.grammar.scanner import CLOSERS, OPENERS, Token
 
 DEEPEST = 50  # brackets within brackets
 
+_NOT_IN_A_LIST = frozenset({"RELATION", "IMPORT", "DIRECTION"})
 _SHOWN = {"LBRACE": "{", "RBRACE": "}", "LSQB": "[", "RSQB": "]", "LPAR": "(", "RPAR": ")"}
 
 
@@ -37,12 +38,16 @@ def balance(tokens: list[Token], path: str, limit: int) -> tuple[list[Token], li
 
 
 def _is_balanced(tokens: list[Token], path: str) -> bool:
+    """Also no: an entry within `[` or `(`, whose partner then stands in another entry."""
     expected: list[str] = []
     for token in tokens:
         if token.type in OPENERS:
             expected.append(OPENERS[token.type])
             _check_depth(len(expected), token, path)
-        elif token.type in CLOSERS and (not expected or expected.pop() != token.type):
+        elif token.type in CLOSERS:
+            if not expected or expected.pop() != token.type:
+                return False
+        elif token.type in _NOT_IN_A_LIST and expected and expected[-1] != "RBRACE":
             return False
     return not expected
 
@@ -65,12 +70,14 @@ class _Balancer:
         self.behind = Token("$END", "", 1, 1)  # the place behind the last token that is not the end of a line
 
     def start_line(self, token: Token, following: str) -> None:
-        """An entry is never inside `[` or `(`; a line level with that of an open `{`, or left of it, is not inside."""
+        """No entry is inside `[` or `(`, and no line inside a bracket whose line it is level with or left of."""
         if token.type in ("_NEWLINE", "COMMENT"):
             return
         self.indent = token.column
         outside = token.type in ("RBRACE", "IMPORT", "DIRECTION") or (token.type == "NAME" and following == "RELATION")
-        while outside and self.stack and self.stack[-1].token.type != "LBRACE":
+        while self.stack and self.stack[-1].token.type != "LBRACE":
+            if not outside and (token.column > self.stack[-1].indent or token.type in CLOSERS):
+                break
             self.report_unclosed(self.stack.pop(), self.behind)
         while self.stack and self.stack[-1].token.type == "LBRACE":
             inside = self.stack[-1].indent

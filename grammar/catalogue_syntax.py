@@ -81,8 +81,8 @@ ROWS: tuple[Code, ...] = (
     Code(
         "T110",
         "unknown unit",
-        "Units are B (kB, MB, GB, TB, PB; KiB, MiB, GiB, TiB, PiB), B/s, b/s (bits), FLOP, FLOP/s, ns, us, ms, s, min, h, "
-        "d, tokens, sequences, %, USD, USD/h; plain numbers take k, M, G, T, P, E, Ki, Mi, Gi, Ti, Pi.",
+        "Units are B (kB, MB, GB, TB, PB; KiB, MiB, GiB, TiB, PiB), B/s, b/s (bits), FLOP, FLOP/s, ns, us, ms, s, min, "
+        "h, d, tokens, sequences, %, USD, USD/h; plain numbers take k, M, G, T, P, E, Ki, Mi, Gi, Ti, Pi.",
         "Another spelling (`KB`, `gb`, `hours`); a small `b` is a bit and a capital `B` a byte.",
         "memory = 80 GiBB",
         "memory = 80 GiB",
@@ -124,7 +124,7 @@ ROWS: tuple[Code, ...] = (
         "entry without a relation",
         "An entry is a name, one of `=`, `<=`, `>=`, `in`, and a value.",
         "The `=` was forgotten; only blocks at the top level go without it.",
-        "optimizer { learning_rate = 3e-4 }",
+        "train {\n    optimizer { learning_rate = 3e-4 }\n}",
         "optimizer = adamw { learning_rate = 3e-4 }",
     ),
     Code(

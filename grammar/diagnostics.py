@@ -108,6 +108,7 @@ def _source_line(span: Span, sources: Mapping[str, str]) -> str | None:
 
 
 _LONGEST_SOURCE = 1 << 20
+_LONGEST_TEXT = 400
 _WIDEST = 110  # columns of a source line; a longer one is shown around the place
 
 
@@ -129,8 +130,9 @@ def _window(source: str, span: Span) -> tuple[str, int, int]:
 
 
 def _plain(text: str) -> str:
-    """Tabs as four spaces, every other character that does not print (or that moves the cursor) as a dot."""
+    """Tabs as four spaces, every other character that does not print as a dot; what is endless is cut in the middle."""
     text = text.replace("\t", "    ")
+    text = text if len(text) <= _LONGEST_TEXT else f"{text[:200]} ... {text[-100:]}"
     return text if text.isprintable() else "".join(c if c.isprintable() else "\u00b7" for c in text)
 
 

@@ -101,15 +101,17 @@ class _Bracket:
 def _indent(lines: list[_Line]) -> list[_Line]:
     """Levels: inside a bracket one more than the line that opened it; a line that goes on, one more than its first."""
     stack: list[_Bracket] = []
-    count, before = 0, "_NEWLINE"
+    count, before, indent = 0, "_NEWLINE", 1
     for line in lines:
         inner = stack[-1] if stack else None
         leading = next((i for i, token in enumerate(line.tokens) if token.type not in CLOSERS), len(line.tokens))
         line.level = stack[-leading].level if leading else inner.level + 1 if inner else 0
         if inner is None or inner.type == "LBRACE":
             line.block = inner.number if inner else 0
-            if line.tokens and continues(before, line.tokens, 0):
+            if line.tokens and continues(before, line.tokens, 0, indent):
                 line.level, line.block = line.level + 1, -1
+            elif line.tokens:
+                indent = line.tokens[0].column
         for token in line.tokens:
             before = token.type
             if before in OPENERS:

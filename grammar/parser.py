@@ -73,18 +73,25 @@ class _Parsing:
         self.result: Any = ()
 
     def run(self) -> None:
-        index, line_start, line_stack = 0, 0, self.stack
+        """A closing bracket that begins a line still belongs to the line before: that is where something is missing."""
+        index, line_start, line_stack, leading = 0, 0, self.stack, True
         while index < len(self.tokens):
-            if index in self.starts:
+            token = self.tokens[index]
+            leading = leading or index in self.starts
+            if index in self.starts and token.type not in CLOSERS:
                 line_start, line_stack = index, self.stack
-            if self.feed(self.tokens[index]):
+            if self.feed(token):
                 index += 1
+                leading = leading and token.type in CLOSERS
+                if leading:
+                    line_start, line_stack = index, self.stack
                 continue
             self.report(index)
-            if len(self.problems) >= _MOST_ERRORS or self.tokens[index].type == END:
+            if len(self.problems) >= _MOST_ERRORS or token.type == END:
                 return
             self.stack = line_stack
             index = self.skip_line(line_start, index)
+            line_start, line_stack, leading = index, self.stack, True
         self.result = self.stack[1] if not self.problems else ()
 
     def feed(self, token: Token) -> bool:
@@ -130,35 +137,30 @@ class _Parsing:
 
     def report(self, index: int) -> None:
         """Say what is wrong at `index`, unless its line has already been found wrong."""
-        token = self.tokens[index]
-        before = self.tokens[index - 1] if index else None
-        lines = {token.line} if token.type not in ("_NEWLINE", END) or before is None else {before.line}
-        if lines & self.failed_lines:
-            return
-        self.failed_lines |= lines
-        expected = self.table.actions[self.stack[0]]
-        after = self.tokens[index + 1] if index + 1 < len(self.tokens) else token
-        self.problems.append(syntax_errors.unexpected(before, token, after, expected, self.path))
+        situation = syntax_errors.situation(self.tokens, index, self.table.actions[self.stack[0]])
+        line = situation.line
+        if line not in self.failed_lines:
+            self.failed_lines.add(line)
+            self.problems.append(syntax_errors.unexpected(situation, self.path))
 
     def skip_line(self, first: int, failed: int) -> int:
         """Leave out the lines from token `first` on, to the end of what they open; what they close is closed."""
         depth, closers, index = 0, [], first
         while index < len(self.tokens) - 1:
             token = self.tokens[index]
-            if index > failed and index in self.starts and depth == 0:
+            if index > first and index >= failed and index in self.starts and depth == 0:
                 break
             if token.type in OPENERS:
                 depth += 1
-            elif token.type in CLOSERS:
+            elif token.type in CLOSERS and depth:
                 depth -= 1
-                if depth < 0:
-                    closers.append(token)
-                    depth = 0
+            elif token.type in CLOSERS:
+                closers.append(token)
             index += 1
-        closed = [self.feed(closer) for closer in closers]
-        ended = self.tokens[index - 1]
-        if closed and ended.type == "_NEWLINE":
-            self.feed(ended)
+        for closer in closers:
+            self.feed(closer)
+        if self.tokens[index - 1].type == "_NEWLINE":
+            self.feed(self.tokens[index - 1])  # no effect where a statement or an entry may begin at once
         return index
 
 

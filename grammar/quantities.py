@@ -10,7 +10,8 @@ SCALES = {**DECIMAL, **BINARY}
 
 _LONGEST = 40  # characters of a number; beyond that nobody counts the digits
 _LARGEST_EXPONENT = 40
-_NUMBER = re.compile(r"(-?)(\d[\d_]*)(?:\.([\d_]+))?(?:[eE]([+-]?\d+))?[ \t]*")
+NUMBER = r"([0-9]+(?:_[0-9]+)*+)(?:\.([0-9]+(?:_[0-9]+)*+))?(?:[eE]([+-]?[0-9]+))?+"
+_NUMBER = re.compile(f"(-?){NUMBER}[ \\t]*")
 
 
 class QuantityProblem(ValueError):
@@ -105,8 +106,8 @@ def read_quantity(text: str) -> tuple[int | float, str]:
 
 def _not_whole(text: str, numerator: int, denominator: int, dimension: str) -> QuantityProblem:
     below = numerator // denominator
-    exact = f"{numerator / denominator:.10g}"
-    message = f"{text} = {exact} {dimension}: there is no part of {_WHOLE[dimension]}"
+    exact = f"{numerator / denominator:.10g} {dimension}"
+    message = f"{text}{'' if text == exact else f' = {exact}'}: there is no part of {_WHOLE[dimension]}"
     return QuantityProblem("T111", message, (write_quantity(below, dimension), write_quantity(below + 1, dimension)))
 
 
@@ -127,7 +128,8 @@ def _similar_units(unit: str) -> tuple[str, ...]:
 
     scale = unit.partition(" ")[0] + " "
     scaled = " " in unit and scale.strip() in SCALES
-    return nearest_names(unit, (u for u in UNITS if u and not _is_alias(u) and u.startswith(scale if scaled else "")))
+    candidates = [u for u in UNITS if u and not _is_alias(u) and u.startswith(scale if scaled else "")]
+    return nearest_names(unit, (u for u in candidates if len(unit) <= 2 or u not in SCALES))
 
 
 def _shorten(text: str) -> str:
@@ -191,6 +193,8 @@ def _format_count(value: int | float, unit: str) -> str:
 
 def write_quantity(value: int | float, dimension: str) -> str:
     """For `.titan` files: `read_quantity` gives exactly `value` back. The shortest form, binary before decimal."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e30:
+        value = int(value)  # its shortest decimal form would be read as another whole number
     if isinstance(value, int):
         forms = []
         for unit, (numerator, denominator, kind) in UNITS.items():

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from titan.grammar.diagnostics import Diagnostic, Span
-from titan.grammar.quantities import QuantityProblem, read_quantity
+from titan.grammar.quantities import NUMBER, QuantityProblem, read_quantity
 
 KEYWORDS = {
     "import": "IMPORT",
@@ -38,7 +38,7 @@ _NOT_A_UNIT = r"(?!(?:and|of|with|in|subject|import|minimize|maximize)\b)"
 _NO_ENTRY = r"(?![ \t]*(?:[={(.]|<=|>=|in\b))"
 _AFTER_SPACE = rf"[ \t]+{_NOT_A_UNIT}{_UNIT}{_NO_ENTRY}"
 _QUANTITY = rf"""
-    \d[\d_]* (?:\.\d[\d_]*)? (?:[eE][+-]?\d+)?+
+    {NUMBER}
     (?: [ \t]*% | [ \t]*\$(?:/{_WORD})?
       | [ \t]*(?>[KMGTP]i|[kKMGTPEB])(?!\w){_AFTER_SPACE}
       | {_UNIT} | {_AFTER_SPACE} )?
@@ -58,6 +58,7 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
+_DIGITS = frozenset("0123456789")
 _ESCAPES = {"n": "\n", "t": "\t", '"': '"', "\\": "\\"}
 _INSTEAD = {
     "==": "write `=`", ":=": "write `=`", ":": "write `=`", "<": "write `<=`", ">": "write `>=`", "=<": "write `<=`",
@@ -110,10 +111,13 @@ def _tokens(source: str) -> Iterator[Token]:
             kind = KEYWORDS.get(text, "NAME")
         elif kind == "PUNCTUATION":
             kind = _PUNCTUATION[text]
-            if text == "-" and before not in VALUE_ENDS and source[position : position + 1].isdigit():
+            if text == "-" and before not in VALUE_ENDS and source[position : position + 1] in _DIGITS:
                 number = match(source, position)
                 if number is not None and number.lastgroup == "QUANTITY":
                     kind, text, position = "QUANTITY", "-" + number[0], number.end()
+        elif kind == "OPEN_STRING":  # what closes brackets at the end of its line is hardly meant to be inside
+            text = text.rstrip(" \t)]}")
+            position = start + len(text)
         yield Token(kind, text, line, start - line_start + 1)
         before = kind
         if kind == "_NEWLINE":

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Iterable
+from dataclasses import dataclass
 
 from titan.grammar.diagnostics import Diagnostic, Span
-from titan.grammar.scanner import KEYWORDS, VALUE_ENDS, Token
+from titan.grammar.scanner import CLOSERS, KEYWORDS, OPENERS, VALUE_ENDS, Token
 from titan.grammar.tables import END
 
 _WORDS = {
@@ -18,38 +19,71 @@ _WORDS = {
 _VALUE = ("NAME", "QUANTITY", "STRING", "LBRACE", "LSQB", "LPAR")
 _OPERATORS = frozenset({"SUM", "PRODUCT", "WITH", "OF"})  # may follow any value: naming them does not help
 _ENDS = frozenset({"_NEWLINE", "COMMA", "RBRACE", "RSQB", "RPAR", END})
+_AFTER_NAME = _ENDS | {"RELATION", "LBRACE"}
 _BEGINS_ENTRY = frozenset({"NAME", "QUANTITY", "STRING", "DIRECTION", "IMPORT", "LBRACE", "LSQB"})
 
 
-def unexpected(before: Token | None, token: Token, after: Token, expected: Container[str], path: str) -> Diagnostic:
-    """The diagnostic for `token`, which stands between `before` and `after` where only `expected` may stand."""
-    place = _place(before, token, path)
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """`token` stands between `before` and `after`, inside the bracket `inside`, where only `expected` may stand."""
+
+    before: Token
+    token: Token
+    after: Token
+    inside: str
+    expected: frozenset[str]
+
+    @property
+    def line(self) -> int:
+        return self.before.line if self.is_behind else self.token.line
+
+    @property
+    def is_behind(self) -> bool:
+        """What is missing at the end of a line is shown there, not on the next line."""
+        return self.token.type in ("_NEWLINE", END) or (self.token.type in _ENDS and self.token.line > self.before.line)
+
+    def place(self, path: str) -> Span:
+        if not self.is_behind:
+            return self.token.span(path)
+        column = self.before.column + len(self.before.text)
+        return Span(path, self.before.line, column, self.before.line, column + 1)
+
+
+def situation(tokens: list[Token], index: int, expected: Iterable[str]) -> Situation:
+    """LALR merges states, so `expected` may hold separators and brackets of other places; they are taken out."""
+    stack: list[str] = []
+    for token in tokens[:index]:
+        if token.type in OPENERS:
+            stack.append(token.type)
+        elif token.type in CLOSERS and stack:
+            stack.pop()
+    inside = stack[-1] if stack else ""
+    wrong = {closer for opener, closer in OPENERS.items() if opener != inside}
+    wrong |= {"": {"COMMA"}, "LBRACE": {END}}.get(inside, {END, "_NEWLINE"})
+    token = tokens[index]
+    before = tokens[index - 1] if index else Token("_NEWLINE", "", token.line, token.column)
+    after = tokens[index + 1] if index + 1 < len(tokens) else token
+    return Situation(before, token, after, inside, frozenset(expected) - wrong)
+
+
+def unexpected(at: Situation, path: str) -> Diagnostic:
+    """What is wrong in this situation; the order of the questions matters."""
+    place, before, token, expected = at.place(path), at.before, at.token, at.expected
     if token.type == "BAD":
         return Diagnostic("T107", f"`{token.text}` is not part of the language", place)
-    if (
-        "NAME" in expected
-        and token.text in KEYWORDS
-        and after.type in ("RELATION", "LBRACE", "COMMA", "RSQB", "_NEWLINE", "RBRACE")
-    ):
-        return Diagnostic("T114", f"`{token.text}` is a word of the language and cannot be a name", place)
-    if token.type in ("IMPORT", "DIRECTION") and "IMPORT" not in expected and "NAME" in expected:
+    if "NAME" in expected and token.text in KEYWORDS and at.after.type in _AFTER_NAME:
+        message = f"`{token.text}` is a word of the language and cannot be a name"
+        return Diagnostic("T114", message, place, "choose another name")
+    if token.type in ("IMPORT", "DIRECTION") and at.inside:
         return Diagnostic("T116", f"`{token.text}` stands inside a block", place, "it belongs to the top level")
-    if before and before.type in ("RELATION", "SUM", "PRODUCT") and token.type in _ENDS:
+    if before.type in ("RELATION", "SUM", "PRODUCT") and token.type in _ENDS:
         return Diagnostic("T102", f"`{before.text}` has no value behind it", place, "a value is missing here")
-    if before and before.type == "NAME" and "RELATION" in expected:
+    if before.type == "NAME" and "RELATION" in expected:
         return _no_relation(before, token, place)
-    if before and before.type in VALUE_ENDS and token.type in _BEGINS_ENTRY and "_NEWLINE" in expected:
-        return _no_separator(before, token, after, place, expected)
+    if before.type in VALUE_ENDS and token.type in _BEGINS_ENTRY:
+        return _no_separator(at, place)
     expects = _either(_expectations(expected))
     return Diagnostic("T101", f"{_found(token)} is not expected here", place, f"expected {expects}" if expects else "")
-
-
-def _place(before: Token | None, token: Token, path: str) -> Span:
-    """Ends of lines and of the file are shown behind the last token of their line."""
-    if before and token.type in ("_NEWLINE", END) and token.line >= before.line:
-        column = before.column + len(before.text)
-        return Span(path, before.line, column, before.line, column + 1)
-    return token.span(path)
 
 
 def _no_relation(before: Token, token: Token, place: Span) -> Diagnostic:
@@ -57,21 +91,19 @@ def _no_relation(before: Token, token: Token, place: Span) -> Diagnostic:
     if token.type == "LBRACE":
         return Diagnostic("T115", f"`{name}` has a block but no `=`", place, f"write `{name} = {{ ... }}`")
     if token.type in ("QUANTITY", "NAME", "STRING"):
-        return Diagnostic(
-            "T115", f"`{name}` and its value need a relation between them", place, "`=`, `<=`, `>=` or `in`"
-        )
+        message = f"`{name}` and its value need a relation between them"
+        return Diagnostic("T115", message, place, "`=`, `<=`, `>=` or `in`")
     return Diagnostic("T115", f"`{name}` alone is not an entry", place, f"write `{name} = ...`")
 
 
-def _no_separator(before: Token, token: Token, after: Token, place: Span, expected: Container[str]) -> Diagnostic:
-    where = "a comma or the end of the line" if "COMMA" in expected else "the end of the line"
-    if before.type == "QUANTITY" and after.type == "LBRACE":
-        return Diagnostic(
-            "T101", f"`{token.text}` is not expected here", place, f"to repeat it, write `{before.text} * {token.text}`"
-        )
-    return Diagnostic(
-        "T103", f"{_found(token)} begins before the last entry has ended", place, f"{where} is missing here"
-    )
+def _no_separator(at: Situation, place: Span) -> Diagnostic:
+    if at.before.type == "QUANTITY" and at.after.type == "LBRACE":
+        repeat = f"to repeat it, write `{at.before.text} * {at.token.text}`"
+        return Diagnostic("T101", f"`{at.token.text}` is not expected here", place, repeat)
+    what = {"": "statement", "LBRACE": "entry"}.get(at.inside, "value")
+    where = {"": "the end of the line", "LBRACE": "a comma or the end of the line"}.get(at.inside, "a comma")
+    message = f"{_found(at.token)} begins before the last {what} has ended"
+    return Diagnostic("T103", message, place, f"{where} is missing here")
 
 
 def _found(token: Token) -> str:

@@ -7,8 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported anywhere
+
+settings.register_profile("same", derandomize=True, deadline=None)  # two runs of the suite test the same
+settings.load_profile("same")
 
 GOLDEN = Path(__file__).with_name("golden")
 
