@@ -6,6 +6,8 @@ the data coordinate, the piece along the sequence from `start` and `length`; mic
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from titan.compiler.plan.instruction import Instruction, type_name
 from titan.compiler.plan.layout import sharded_by
 from titan.compiler.plan.program import Block, Plan, Role
@@ -62,72 +64,86 @@ def _loads(plan: Plan, role: Role) -> tuple[list[Finding], dict[str, set[str]]]:
     return found, kinds
 
 
-def _used(plan: Plan, role: Role, block: Block) -> list[Finding]:
-    """Operators read tokens as tokens and labels as labels."""
-    found: list[Finding] = []
-    sources = {
-        bare(i.writes[0]): str(i.attribute("what"))
-        for b in role.blocks
-        for i in b.instructions
-        if i.opcode == "load_batch" and i.attribute("what") in _KINDS
-    }
-    for index, instruction in enumerate(block.instructions):
-        if instruction.opcode not in ("forward", "recompute"):
-            continue
-        segment = plan.segment_table[parse_unit(instruction.unit)[0]]
-        registers = dict(zip(segment.inputs, map(bare, instruction.reads)))
-        for call in segment.body:
-            for name, operand in zip(call.row.operands, call.operands, strict=True):
-                source = sources.get(registers.get(operand, ""))
-                if (name in _KINDS or source) and source != name:
-                    message = f"{call.operator} reads {source or registers.get(operand, operand)} as its {name}"
-                    found.append(at("T751", message, role, block, index))
+def _readers(plan: Plan) -> dict[str, tuple[tuple[str, str, str], ...]]:
+    """Per segment with data inputs: (operator, name of its operand, input of the segment)."""
+    found = {}
+    for segment in plan.segments:
+        rows = tuple(
+            (call.operator, name, operand)
+            for call in segment.body
+            for name, operand in zip(call.row.operands, call.operands, strict=True)
+            if operand in segment.inputs
+        )
+        if any(name in (*_KINDS, "count") for _, name, _ in rows):
+            found[segment.name] = rows
     return found
 
 
-def _count(plan: Plan, role: Role) -> list[Finding]:
+@dataclass(frozen=True)
+class _Use:
+    """An input of an operator that reads data, as an instruction binds it."""
+
+    operator: str
+    operand: str
+    register: str
+    block: Block
+    index: int
+
+
+def _uses(plan: Plan, role: Role, readers: dict[str, tuple[tuple[str, str, str], ...]]) -> list[_Use]:
+    found = []
+    for block in role.blocks:
+        for index, instruction in enumerate(block.instructions):
+            if instruction.opcode not in ("forward", "recompute"):
+                continue
+            name = parse_unit(instruction.unit)[0]
+            if name not in readers:
+                continue
+            registers = dict(zip(plan.segment_table[name].inputs, map(bare, instruction.reads)))
+            found += [
+                _Use(operator, operand, registers.get(formal, formal), block, index)
+                for operator, operand, formal in readers[name]
+            ]
+    return found
+
+
+def _used(role: Role, uses: list[_Use]) -> list[Finding]:
+    """Operators read tokens as tokens and labels as labels."""
+    sources = {
+        bare(i.writes[0]): str(i.attribute("what"))
+        for block in role.blocks
+        for i in block.instructions
+        if i.opcode == "load_batch" and i.attribute("what") in _KINDS
+    }
+    found = []
+    for use in uses:
+        source = sources.get(use.register)
+        if (use.operand in _KINDS or source) and source != use.operand:
+            message = f"{use.operator} reads {source or use.register} as its {use.operand}"
+            found.append(at("T751", message, role, use.block, use.index))
+    return found
+
+
+def _count(plan: Plan, role: Role, uses: list[_Use]) -> list[Finding]:
     """The loss is divided by the number of labels of the whole step: counted once, summed over data and context."""
+    names = {use.register for use in uses if use.operand == "count"}
+    if not names:
+        return []
+    labels = plan.types.get("labels")
+    wanted = sorted(f for f, s in (labels.layout if labels else ()) if s.startswith("V") and plan.mesh.size(f) > 1)
     found: list[Finding] = []
     for order in ("train", "evaluate"):
         step = Step(plan, role, order).collect()
-        names = {
-            bare(register)
-            for block in used_blocks(role, order)
-            for instruction in block.instructions
-            if instruction.opcode == "forward"
-            for formal, register in _inputs(plan, instruction)
-            if formal == "count"
-        }
-        labels = plan.types.get("labels")
-        wanted = sorted(f for f, s in (labels.layout if labels else ()) if s.startswith("V") and plan.mesh.size(f) > 1)
         for name in names:
             path = list(_trace(step, name))
-            last = path[-1] if path else None
-            counted = last is not None and last.instruction.attribute("what") == "count"
-            summed = sorted(f for e in path[:-1] for f in _factors(plan, e.instruction.group))
-            plain = all(
-                e.instruction.opcode == "all_reduce" and e.instruction.attribute("op") == "sum" for e in path[:-1]
-            )
-            if not counted or not plain or summed != wanted:
-                step.fail(
-                    "T752",
-                    f"`{name}` must be the count of labels summed over {wanted or 'no factor'}",
-                    path[0] if path else None,
-                )
+            sums = [event.instruction for event in path[:-1]]
+            counted = bool(path) and path[-1].instruction.attribute("what") == "count"
+            plain = all(i.opcode == "all_reduce" and i.attribute("op") == "sum" for i in sums)
+            if not counted or not plain or sorted(f for i in sums for f in _factors(plan, i.group)) != wanted:
+                message = f"`{name}` must be the count of labels summed over {wanted or 'no factor'}"
+                step.fail("T752", message, path[0] if path else None)
         found += step.findings
     return found
-
-
-def _inputs(plan: Plan, instruction: Instruction) -> list[tuple[str, str]]:
-    """(operand name of the operator, register) of every input of a segment."""
-    segment = plan.segment_table[parse_unit(instruction.unit)[0]]
-    registers = dict(zip(segment.inputs, instruction.reads))
-    return [
-        (name, registers[operand])
-        for call in segment.body
-        for name, operand in zip(call.row.operands, call.operands, strict=True)
-        if operand in registers
-    ]
 
 
 def data(plan: Plan) -> list[Finding]:
@@ -141,15 +157,15 @@ def data(plan: Plan) -> list[Finding]:
         )
         found.append(Finding("T750", message))
     loaders: dict[tuple[str, str], list[int]] = {}
+    readers = _readers(plan)
     for role in plan.roles:
         wrong, kinds = _loads(plan, role)
         found += wrong
         for order, whats in kinds.items():
             for what in whats:
                 loaders.setdefault((order, what), []).append(role.pipeline)
-        for block in role.blocks:
-            found += _used(plan, role, block)
-        found += _count(plan, role)
+        uses = _uses(plan, role, readers)
+        found += _used(role, uses) + _count(plan, role, uses)
     for order in ("train", "evaluate"):
         for what in _KINDS:
             stages = loaders.get((order, what), [])

@@ -45,23 +45,32 @@ class _Automaton:
 
     def call(self, position: int, call: BlockCall) -> None:
         seen = self.outlines[call.block]
-        batches = {"": STEP, **dict(zip(seen.block.parameters, call.arguments, strict=True))}
-        if len(set(batches.values())) != len(batches):
+        arguments = call.arguments
+        if len(arguments) > 1 and len(set(arguments)) != len(arguments):
             self.findings.append(
                 at("T711", "a pair of one micro-batch with itself", self.role, seen.block, -1, position)
             )
             return
-        for symbol, masks in seen.masks.items():
-            state = self.states.setdefault(batches[symbol], _State())
+        states, borrowed = self.states, bool(self.lent)
+        for number, (symbol, masks) in enumerate(seen.masks.items()):
+            batch = arguments[number - 1] if number else STEP
+            state = states.get(batch)
+            if state is None:
+                state = states[batch] = _State()
             if masks.touched:
                 self.step(position, seen, symbol, masks, state)
-            if masks.changes & (state.shared | state.exclusive) or masks.reads & state.exclusive:
-                self.borrowed(position, seen, symbol, batches)
-        for token in seen.waits:
-            base, symbol = split(token)
-            self.release(batches[symbol], base)
-        for token in seen.lent:
-            self.lend(seen, token, batches)
+            if borrowed and (masks.changes & (state.shared | state.exclusive) or masks.reads & state.exclusive):
+                self.borrowed(position, seen, symbol, self.batches(seen, arguments))
+        if seen.waits or seen.lent:
+            batches = self.batches(seen, arguments)
+            for token in seen.waits:
+                base, symbol = split(token)
+                self.release(batches[symbol], base)
+            for token in seen.lent:
+                self.lend(seen, token, batches)
+
+    def batches(self, seen: Outline, arguments: tuple[int, ...]) -> dict[str, int]:
+        return {"": STEP, **dict(zip(seen.block.parameters, arguments, strict=True))}
 
     def step(self, position: int, seen: Outline, symbol: str, masks: Masks, state: _State) -> None:
         demands = (
@@ -86,7 +95,7 @@ class _Automaton:
             self.findings.append(at(code, f"`{name}` {rule}", self.role, seen.block, index, position))
 
     def names(self, mask: int) -> list[str]:
-        return [name for name, bit in self.bits.items() if mask >> bit & 1]
+        return [name for name, bit in self.bits.items() if mask >> bit & 1] if mask else []
 
     def borrowed(self, position: int, seen: Outline, symbol: str, batches: dict[str, int]) -> None:
         """Exact look at a call that touches something borrowed: the borrower's wait must come first, in this block."""
