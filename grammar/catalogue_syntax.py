@@ -170,7 +170,7 @@ ROWS: tuple[Code, ...] = (
     Code(
         "T121",
         "file too large",
-        "A spec has 256 KiB at most; real ones have some dozens of lines.",
+        "A spec has 128 KiB at most; real ones have some dozens of lines.",
         "Another file than the spec was named.",
         "titan check corpus.bin",
         "Name the spec; data is named in it, not contained.",

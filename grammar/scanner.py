@@ -101,7 +101,8 @@ def scan(source: str, path: str, limit: int) -> tuple[list[Token], list[Diagnost
 
 def _tokens(source: str) -> Iterator[Token]:
     """Types and places. A minus directly before a digit belongs to the number unless it stands behind a value."""
-    position, line, line_start, before = int(source.startswith("\ufeff")), 1, 0, "_NEWLINE"
+    line_start = int(source.startswith("\ufeff"))  # a byte order mark has no column
+    position, line, before = line_start, 1, "_NEWLINE"
     match = _TOKEN.match
     while found := match(source, position):
         kind, text, start, position = found.lastgroup or "", found[0], position, found.end()

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from titan.grammar.diagnostics import Diagnostic, Span, TitanError
 
-LARGEST_SOURCE = 1 << 18  # bytes, and characters; 405B on 16,384 devices takes some 40 lines
+LARGEST_SOURCE = 1 << 17  # bytes, and characters; 405B on 16,384 devices takes some 40 lines
 
 
 def read_source(path: str | Path) -> str:
     """The text of a `.titan` file with `\\n` line ends and without byte order mark.
 
-    Raises `TitanError`: T118 missing, T119 not a file, T120 not UTF-8, T121 larger than 256 KiB, T122 not readable.
+    Raises `TitanError`: T118 missing, T119 not a file, T120 not UTF-8, T121 larger than 128 KiB, T122 not readable.
     """
     name = str(path)
     try:

@@ -33,7 +33,7 @@ def check_same(source: str) -> str:
     return formatted
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(sources())
 def test_drawn_sources(drawn: tuple[str, Any]) -> None:
     check_same(drawn[0])

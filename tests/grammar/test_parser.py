@@ -164,6 +164,7 @@ def test_empty_sources(source: str) -> None:
 
 
 def test_line_ends_and_byte_order_mark_change_nothing() -> None:
+    assert parse("\ufeffx = 1", "p").statements == parse("x = 1", "p").statements
     assert tree_of("\ufeff" + SPEC.replace("\n", "\r\n")) == tree_of(SPEC) == tree_of(SPEC.replace("\n", "\r"))
 
 
