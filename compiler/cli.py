@@ -1,7 +1,7 @@
 """The command line: a table of commands, loaded when chosen, and the one place where errors become text and exit codes.
 
-Exit codes: 0 done, 1 failed while running, 2 the input is wrong, 3 no plan fits, 130 interrupted. Machine output (`--json`)
-goes to stdout, everything for people to stderr.
+Exit codes: 0 done, 1 failed while running, 2 the input is wrong, 3 no plan fits, 130 interrupted. Machine output
+(`--json`) goes to stdout, everything for people to stderr.
 """
 
 from __future__ import annotations

@@ -23,9 +23,8 @@ def check(spec: str, as_json: bool) -> int:
     if as_json:
         print_json({"ok": True, "diagnostics": diagnostics_json(diagnostics)})
     else:
-        say(
-            f"{spec}: {found.model.name} on {found.cluster.world_size:,} devices, no errors{_warnings(len(diagnostics))}"
-        )
+        devices = f"{found.cluster.world_size:,} devices"
+        say(f"{spec}: {found.model.name} on {devices}, no errors{_warnings(len(diagnostics))}")
     return 0
 
 

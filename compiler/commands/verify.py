@@ -72,7 +72,8 @@ def _diagnostic(finding: Finding) -> Diagnostic:
 
 def execute_small(source: Source) -> dict[str, Any]:
     """The shrunk plan on the loopback transport in float64 against plain autograd; as one more proof's result."""
-    from titan.compiler.pipeline import lower, shrink
+    from titan.compiler.lower import lower
+    from titan.compiler.shrink import shrink
 
     compiled = source.compiled
     if compiled is None:
@@ -80,7 +81,7 @@ def execute_small(source: Source) -> dict[str, Any]:
         raise TitanError(Diagnostic("T605", message, nearest=("titan verify SPEC --execute",)))
     start = time.perf_counter()
     strategy = compiled.result.strategy
-    small = lower(shrink(compiled.spec, strategy), strategy)
+    small = lower(*shrink(compiled.spec, strategy))
     comparisons = import_module("titan.runtime.execute").execute_and_compare(small)
     wrong = [str(comparison) for comparison in comparisons if not comparison.ok]
     say(f"execute: {len(comparisons)} values compared on {small.mesh.world_size} ranks")

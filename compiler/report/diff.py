@@ -15,8 +15,8 @@ SHOWN = 6  # of many alike, such as parameters
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One thing: where it is (`train.micro_batch`, `role 2 memory`), its text in the first and in the second plan, and a
-    remark (the ratio of two numbers)."""
+    """One thing: where it is (`train.micro_batch`), its text in the first and in the second plan, and a remark: the
+    change of a number."""
 
     place: str
     first: str

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from math import prod
 
 from titan.compiler.plan.instruction import Instruction
@@ -59,7 +60,8 @@ def _role_line(plan: Plan, role: Role) -> str:
     calls = Counter(call.block for call in role.order("train"))
     length = sum(len(block.instructions) * calls[block.name] for block in role.blocks)
     layers = "; ".join(_ranges(chunk) or "none" for chunk in role.layers)
-    return f"role {role.pipeline:<7} {count:,} ranks, layers {layers}, {len(role.blocks)} blocks, {length:,} instructions a step"
+    size = f"{len(role.blocks)} blocks, {length:,} instructions a step"
+    return f"role {role.pipeline:<7} {count:,} ranks, layers {layers}, {size}"
 
 
 def text_lines(plan: Plan) -> Iterator[str]:
@@ -132,7 +134,7 @@ def _ranges(numbers: tuple[int, ...]) -> str:
     if len(numbers) < 3:
         return ",".join(map(str, numbers))
     step = numbers[1] - numbers[0]
-    if all(b - a == step for a, b in zip(numbers, numbers[1:])):
+    if all(b - a == step for a, b in pairwise(numbers)):
         return f"{numbers[0]}-{numbers[-1]}" + (f"/{step}" if step != 1 else "")
     runs: list[list[int]] = [[numbers[0]]]
     for number in numbers[1:]:
