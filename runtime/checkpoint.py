@@ -47,7 +47,7 @@ class Saved:
 def save(folder: Path, plan_hash: str, step: int, state: State, world: World) -> bool:
     """Every rank calls it after `step` steps. True when the save is whole and in place; False when the run was aborted
     meanwhile. Errors: T603 when the disk refuses."""
-    from torch.distributed import PrefixStore
+    from torch._C._distributed_c10d import PrefixStore
 
     target = folder / f"step-{step:08d}"
     partial = target.with_name(target.name + ".tmp")
@@ -78,7 +78,8 @@ def _write(path: Path, state: State, step: int, plan_hash: str) -> tuple[str, in
 
     tensors = {name: tensor.cpu() for name, tensor in state.buffers.items() if name.startswith(SAVED_KINDS)}
     part = path.with_suffix(".part")
-    save_file(tensors, part, metadata={"rank": str(state.rank), "step": str(step), "plan": plan_hash})
+    about = json.dumps({"rank": state.rank, "step": step, "plan": plan_hash})
+    save_file(tensors, part, metadata={"titan": about})  # one key: of several the order is not fixed
     with part.open("rb+") as stream:
         os.fsync(stream.fileno())
     part.replace(path)

@@ -24,7 +24,7 @@ from titan.runtime.launch import Options, Outcome, Watch
 from titan.runtime.local import own_device
 from titan.runtime.run import Job, RankRun, where
 from titan.runtime.world import LOOPBACK, Membership, World
-from torch.distributed import PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 MEETING = timedelta(minutes=10)  # until all ranks have come
 

@@ -32,6 +32,7 @@ from titan.runtime.failure import Failure, describe_failure, first_failure
 from titan.runtime.launch import Options, Outcome, Watch
 from titan.runtime.run import Job, RankRun, where
 from titan.runtime.world import LOOPBACK, World
+from torch._C._distributed_c10d import FileStore
 
 if TYPE_CHECKING:
     from torch import device as Device
@@ -225,7 +226,7 @@ def _settle(ranks: Ranks, rank: int, parent: int) -> None:
 
 def _world(ranks: Ranks, rank: int, device: str) -> World:
     size = ranks.plan.mesh.world_size
-    store = torch.distributed.FileStore(str(ranks.folder / "store"), size)
+    store = FileStore(str(ranks.folder / "store"), size)
     return World(rank, size, store, ranks.control, own_device(device, rank))
 
 

@@ -12,12 +12,12 @@ NAME = "log.jsonl"
 
 
 class Log:
-    """Appends records; `keep_before` drops the steps from there on that an earlier run wrote after its last save."""
+    """Appends records; `keep_to` drops those of later steps, which an earlier run wrote after its last save."""
 
-    def __init__(self, folder: Path, keep_before: int | None = None) -> None:
+    def __init__(self, folder: Path, keep_to: int | None = None) -> None:
         self.path = folder / NAME
-        if keep_before is not None and self.path.exists():
-            _trim(self.path, keep_before)
+        if keep_to is not None and self.path.exists():
+            _trim(self.path, keep_to)
         self._stream = self.path.open("a", encoding="utf-8")
 
     def write(self, record: dict[str, Any]) -> None:
@@ -57,8 +57,8 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _trim(path: Path, before: int) -> None:
-    kept = [record for record in read_log(path) if int(record.get("step", -1)) < before]
+def _trim(path: Path, last: int) -> None:
+    kept = [record for record in read_log(path) if int(record.get("step", -1)) <= last]
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     partial.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
     partial.replace(path)

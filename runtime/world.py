@@ -14,7 +14,7 @@ from titan.grammar.diagnostics import Diagnostic, TitanError
 if TYPE_CHECKING:
     import torch
     from titan.runtime.control import Control
-    from torch.distributed import Store
+    from torch._C._distributed_c10d import Store
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 

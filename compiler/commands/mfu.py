@@ -33,9 +33,10 @@ def mfu(spec: str, total: float | None, each: float | None, step_time: float | N
         return 0
     print(f"{speed:,.1f} tokens/s on each of {devices:,} devices ({found.cluster.device.name})")
     print(f"peak  {si(peak, 'FLOP/s') + ' ' + found.train.precision if peak else UNKNOWN_PEAK}")
-    for share, per_token, rule in ((used.mfu_simple, flops.simple, SIMPLE_RULE), (used.mfu, flops.exact, MODEL_RULE)):
+    rows = ((used.mfu_simple, flops.simple, SIMPLE_RULE), (used.mfu, flops.exact, MODEL_RULE))
+    for share, each_token, rule in rows:
         shown = f"MFU {share:.2%}" if share is not None else "MFU unknown"
-        print(f"{shown:<13} {si(per_token * speed, 'FLOP/s'):>14}   {rule}")
+        print(f"{shown:<13} {si(each_token * speed, 'FLOP/s'):>14}   {rule}")
     return 0
 
 
