@@ -36,6 +36,7 @@ class Shape:
     sequence: int
     layer_parameters: float
     end_parameters: int  # embedding with positions
+    weights: tuple[float, ...]  # of every layer relative to the mean one, by its matrices
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +78,15 @@ def read_shape(model: Mapping[str, Any], sequence: int, dtype: str) -> Shape:
     ffn = sum(g["count"] * g["block"]["ffn"] for g in groups) / layers
     gated = groups[0]["block"]["activation"] == "swiglu"
     width = (attention["heads"] + attention["kv_heads"]) * attention["head_dim"]
+    number = 3 if gated else 2
+    parameters = 2.0 * hidden * width + number * hidden * ffn
+    weights = [(2.0 * hidden * width + number * hidden * g["block"]["ffn"]) / parameters for g in groups]
     return Shape(
         hidden, layers, attention["heads"], attention["kv_heads"], attention["head_dim"], ffn, gated,
         model["vocab"], model["tied"], dtype, sequence,
-        2.0 * hidden * width + (3 if gated else 2) * hidden * ffn,
+        parameters,
         (model["vocab"] + (model["max_positions"] if model["positions"] == "learned" else 0)) * hidden,
+        tuple(w for w, g in zip(weights, groups, strict=True) for _ in range(g["count"])),
     )  # fmt: skip
 
 
@@ -205,17 +210,43 @@ class Estimator:
         one = layer.forward + layer.backward + (layer.forward if s.recompute == "full" else 0.0)
         ends = head.forward + head.backward
         stage = max(s.stages) if s.stages else self.bottleneck(s.pipeline, one, ends)
-        slowest = max(stage * one, ends + one) if s.pipeline > 1 else stage * one + ends
-        seconds = (micro_batches - 1) * slowest + self.shape.layers * one + ends
-        if s.pipeline > 1:
-            crosses = s.data * s.context * s.tensor >= self.machine.devices_per_node
-            seconds += 2 * (s.pipeline - 1 + micro_batches) * transfer_seconds(self.machine, crosses, layer.entry)
-        held = self._weights(s, stage)
-        seconds += self._step_end(s, held)
-        tensors = round(self._buffers(s, held) + self._activations(s, stage, micro_batches, layer, head))
+        last = s.stages[-1] if s.stages else 1
+        slowest = max(stage * one, last * one + ends) if s.pipeline > 1 else stage * one + ends
+        whole = self.shape.layers * one + ends
+        seconds = self._pipeline_seconds(s, micro_batches, slowest, whole, layer.entry)
+        seconds += self._step_end(s, self._weights(s, stage, True))
+        tensors = self._peak(s, stage, micro_batches, layer, head)
         communicators = round(self._communicators(s) * self.machine.figures["communicator_bytes"])
         point = round(tensors * (1 + self.machine.figures["allocator_slack"])) + communicators + self.machine.reserved
         return Estimate(seconds, point, upper_bound(self.machine, tensors, communicators), stage)
+
+    def _pipeline_seconds(self, s: Strategy, micro_batches: int, slowest: float, whole: float, size: int) -> float:
+        """Fill and drain, and the steady state: the slowest stage, or a cycle of 1F1B. Over n consecutive stages
+        n micro-batches are under way, so n steps take at least the stages' times and their links there and back."""
+        if s.pipeline == 1:
+            return micro_batches * slowest
+        stride = s.data * s.context * s.tensor
+        slow = min(-(-s.pipeline * stride // self.machine.devices_per_node) - 1, s.pipeline - 1)
+        near, far = (transfer_seconds(self.machine, crosses, size) for crosses in (False, True))
+        links = 2 * (slow * far + (s.pipeline - 1 - slow) * near)
+        mean = whole / s.pipeline
+        cycle = max(mean + links / s.pipeline, mean + (far if slow else near)) if micro_batches >= s.pipeline else 0.0
+        return whole + links + (micro_batches - 1) * max(slowest, cycle)
+
+    def _peak(self, s: Strategy, stage: int, micro_batches: int, layer: LayerCost, head: LayerCost) -> int:
+        """Bytes of tensors on the fullest rank: of all ranks when the stages are known, else of the first two and the
+        last with stages of equal size."""
+        last = s.pipeline - 1
+        ranks = range(s.pipeline) if s.stages else sorted({0, min(1, last), last})
+        peak = 0.0
+        for rank in ranks:
+            layers = s.stages[rank] if s.stages else stage
+            held = self._buffers(s, self._weights(s, layers, rank in (0, last)))
+            live = micro_batches if s.schedule == "gpipe" else min(micro_batches, s.pipeline - rank)
+            kept = float(live * layers * (layer.entry if s.recompute == "full" else layer.kept))
+            kept += 1.5 * layer.kept if s.recompute == "full" else 0.0
+            peak = max(peak, held + kept + (head.kept if rank == last else 0.0))
+        return round(peak)
 
     def most_layers(self, s: Strategy, limit: int) -> tuple[int, ...]:
         """Layers that each stage can hold within `limit` bytes; early stages hold more micro-batches at once."""
@@ -232,26 +263,16 @@ class Estimator:
             found.append(max(int(room / (weights + live * kept)), 1))
         return tuple(found)
 
-    def _weights(self, s: Strategy, stage: int) -> float:
-        """Parameters on the fullest rank: a stage of layers with the embedding or the head, sharded by rows."""
-        ends = self.shape.end_parameters * (1 if s.pipeline > 1 or self.shape.tied else 2)
-        return (self.shape.layer_parameters * stage + ends) / s.tensor
+    def _weights(self, s: Strategy, layers: int, end: bool) -> float:
+        """Parameters of a rank: its layers, and at an end of the pipeline embedding or head, sharded by rows."""
+        both = 1 if s.pipeline > 1 or self.shape.tied else 2
+        return (self.shape.layer_parameters * layers + (self.shape.end_parameters * both if end else 0)) / s.tensor
 
     def _buffers(self, s: Strategy, held: float) -> float:
         statistic = 8 if self.shape.dtype == "f64" else 4
         optimizer = statistic * (3 if self.shape.dtype == "bf16" else 2)
         shards = s.data * s.context if s.zero else 1
         return held * (self.size + statistic + optimizer / shards)
-
-    def _activations(self, s: Strategy, stage: int, micro_batches: int, layer: LayerCost, head: LayerCost) -> float:
-        """Live micro-batches of the first stage; with full recompute layers' inputs and one layer's values."""
-        live = micro_batches if s.schedule == "gpipe" else min(micro_batches, s.pipeline)
-        if s.recompute == "full":
-            first = live * stage * layer.entry + 1.5 * layer.kept
-        else:
-            first = live * stage * layer.kept
-        last = (1 if s.schedule != "gpipe" else micro_batches) * (stage * layer.kept if s.recompute != "full" else 0)
-        return max(first, last + head.kept) if s.pipeline > 1 else first + head.kept
 
     def _communicators(self, s: Strategy) -> int:
         groups = sum(degree > 1 for degree in (s.tensor, s.context, s.data * s.context, s.data * s.context))

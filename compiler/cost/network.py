@@ -36,15 +36,16 @@ def place(strides: tuple[Stride, ...], bases: frozenset[int], devices_per_node: 
             far *= number
         else:
             offsets = [o + c * distance for o in offsets for c in range(number)]
-    worst = Placement(1, 1, 1)
+    worst: Placement | None = None
     for base in sorted(bases):
         counts: dict[int, int] = {}
         for offset in offsets:
             node = (base + offset) // devices_per_node
             counts[node] = counts.get(node, 0) + 1
         found = Placement(far * len(offsets), far * len(counts), min(counts.values()))
-        if (found.nodes, -found.local) >= (worst.nodes, -worst.local):
+        if worst is None or (found.nodes, -found.local) > (worst.nodes, -worst.local):
             worst = found
+    assert worst is not None  # there is at least one base
     return worst
 
 

@@ -70,7 +70,7 @@ def with_stages(candidate: Candidate, estimator: Estimator, limit: int) -> Strat
     cut = Cut(s.tensor, s.context, s.sequence_parallel, s.context_form, s.micro_batch)
     layer, head = estimator.layer(cut), estimator.head(cut)
     one = layer.forward + layer.backward + (layer.forward if s.recompute == "full" else 0.0)
-    costs = (one,) * layers
+    costs = tuple(one * weight for weight in estimator.shape.weights)
     ends = head.forward + head.backward
     most = estimator.most_layers(s, limit)
     split = balance(costs, s.pipeline, 0.0, ends, most) or balance(costs, s.pipeline, 0.0, ends)

@@ -27,6 +27,7 @@ FINALISTS = 4  # plans that are compiled and simulated
 WORK = 20_000  # block calls that they may have together, beyond the first two
 LARGE = 12_000  # block calls above which a plan must be faster by MARGIN
 MARGIN = 0.03  # about the error of the closed forms
+NEAR = 1.1  # times the limit, by estimate: such plans are compiled too when no better one is left
 TRIES = 24  # compiled plans that turn out not to fit before the search gives up
 
 
@@ -92,7 +93,9 @@ def search(spec: Spec) -> SearchResult:
     if not space.candidates:
         raise nothing_legal(spec, space)
     fitting, others = price(spec, estimator, space, limit)
-    ranked, lost = affordable(fitting or others[:TRIES], LARGE, MARGIN)
+    near = sorted((c for c in others if c.estimate.memory <= NEAR * limit), key=lambda c: c.key)
+    ranked, lost = affordable(fitting, LARGE, MARGIN)
+    ranked += near
     finalists = _compile(spec, estimator, ranked, (*fitting, *others), limit)
     if not finalists:
         closest = min((*fitting, *others), key=lambda c: (c.estimate.memory, c.key))
@@ -110,7 +113,7 @@ def search(spec: Spec) -> SearchResult:
         len(fitting),
         len(finalists),
         time.perf_counter() - started,
-        _notes(space, ranked, len(finalists), lost),
+        _notes(space, len(fitting), len(finalists), lost),
     )
 
 
@@ -140,13 +143,13 @@ def _runner_up(finalist: Finalist) -> RunnerUp:
     return RunnerUp(finalist.strategy, finalist.timeline.seconds, finalist.ledger.peak, finalist.ledger.verdict)
 
 
-def _notes(space: Space, ranked: list[Candidate], compiled: int, lost: float) -> tuple[str, ...]:
+def _notes(space: Space, fitting: int, compiled: int, lost: float) -> tuple[str, ...]:
     found = []
     if lost > 0:
         found.append(
             f"plans of more than {LARGE} block calls were left out: the best of them is estimated {lost:.1%} faster,"
             f" within the {MARGIN:.0%} that a larger plan has to win by"
         )
-    if compiled < len(ranked):
+    if compiled < fitting:
         found.append(f"of {space.size} legal strategies the {compiled} best by estimate were compiled and simulated")
     return tuple(found)

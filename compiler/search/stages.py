@@ -1,12 +1,14 @@
 """Layers to pipeline stages: the exact split that makes the slowest stage fastest, with embedding and head counted.
 
-A stage is a run of layers, so taking more layers into a stage never makes a later one worse: for a given bound greedy
-filling decides feasibility, and the smallest feasible bound is found among the sums that runs of layers can have.
+Equal layers are dealt one by one to the stage that they slow down least, which is optimal for equal pieces. Otherwise a
+stage is a run of layers, so taking more of them into one stage never makes the next one worse: for a given bound greedy
+filling decides feasibility, and the smallest feasible bound is found by bisection.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
 from itertools import accumulate
 
 
@@ -16,12 +18,14 @@ def balance(
     """Layers of each stage such that the largest sum of `costs` per stage is smallest; `first` and `last` are the costs
     of embedding and head, `most[s]` bounds the layers of stage s (memory). Every stage gets a layer.
 
-    None when the layers do not fit under `most`. Of equal splits the earliest stages get the fewest layers: they hold
-    the most micro-batches.
+    None when the layers do not fit under `most`. Of equally good places a layer takes the latest: early stages hold
+    more micro-batches at once.
     """
     if stages < 1 or len(costs) < stages:
         return None
     bounds = tuple(most) or (len(costs),) * stages
+    if min(costs) == max(costs):
+        return _deal(len(costs), costs[0], stages, first, last, bounds)
     sums = [0.0, *accumulate(costs)]
     if _fill(sums, stages, first, last, bounds, float("inf")) is None:
         return None
@@ -33,6 +37,26 @@ def balance(
         else:
             high = middle
     return _fill(sums, stages, first, last, bounds, high)
+
+
+def _deal(
+    layers: int, cost: float, stages: int, first: float, last: float, most: Sequence[int]
+) -> tuple[int, ...] | None:
+    """One layer for every stage, then each further one where the stage's time after it is smallest."""
+    if sum(most) < layers or min(most) < 1:
+        return None
+    extra = [0.0] * stages
+    extra[0] += first
+    extra[-1] += last
+    found = [1] * stages
+    heap = [(extra[s] + 2 * cost, -s) for s in range(stages) if most[s] > 1]
+    heapify(heap)
+    for _ in range(layers - stages):
+        _, stage = heappop(heap)
+        found[-stage] += 1
+        if found[-stage] < most[-stage]:
+            heappush(heap, (extra[-stage] + (found[-stage] + 1) * cost, stage))
+    return tuple(found)
 
 
 def _fill(

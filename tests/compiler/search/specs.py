@@ -1,0 +1,59 @@
+"""Specs for the tests of search: a model, a cluster and wishes, written as a user would."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from titan.compiler.spec.resolve import load_spec
+from titan.compiler.spec.schema import Spec
+
+TEXT = """
+import models.llama
+import models.tiny
+import clusters.nvidia
+
+model = {model}
+cluster = {cluster}
+train {{
+    sequence = {sequence}
+    global_batch = {batch}
+    precision = bf16
+    optimizer = adamw {{ learning_rate = 3e-4 }}
+    data = tokens("corpus.tokens")
+    {train}
+}}
+parallel {{
+    {wishes}
+}}
+minimize step_time subject to memory <= {memory}% of device
+"""
+
+SMALL = """model {
+    vocab = 32000  hidden = 1024  max_positions = 4096
+    attention = gqa { heads = 16, kv_heads = 4 }
+    layers = 12 * dense { ffn = 2816 }
+    rope = { theta = 10000 }
+}""".replace("  hidden", "\n    hidden").replace("  max", "\n    max")
+
+
+def write(
+    folder: Path,
+    wishes: str = "",
+    model: str = SMALL,
+    nodes: int = 1,
+    devices: int = 8,
+    sequence: int = 2048,
+    batch: int = 64,
+    memory: int = 92,
+    train: str = "",
+) -> Spec:
+    """The spec of such a file; `wishes` are lines of its `parallel` section."""
+    path = folder / "spec.titan"
+    cluster = f"nvidia.dgx_h100 with {{ nodes = {nodes}, devices_per_node = {devices} }}"
+    lines = wishes.replace(";", "\n    ")
+    path.write_text(
+        TEXT.format(
+            model=model, cluster=cluster, sequence=sequence, batch=batch, wishes=lines, memory=memory, train=train
+        )
+    )
+    return load_spec(path)

@@ -1,0 +1,82 @@
+"""The space against plain loops over every degree, and the closed forms against simulated plans."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+
+import pytest
+from titan.compiler.cost.memory import memory_ledger
+from titan.compiler.cost.simulate import simulate
+from titan.compiler.lower import lower
+from titan.compiler.search.candidates import price, with_stages
+from titan.compiler.search.search import estimator_of, memory_limit
+from titan.compiler.search.space import enumerate_space
+from titan.compiler.spec.legality import legal
+from titan.compiler.strategy import Strategy
+
+from tests.compiler.search.specs import write
+
+KEYS = ("pipeline", "data", "context", "tensor", "sequence_parallel", "context_form", "micro_batch")
+
+
+def brute(spec: object, world: int, batch: int) -> set[tuple[object, ...]]:
+    """Every legal choice of degrees, form and micro-batch; forms that change nothing at their plainest."""
+    found = set()
+    degrees = range(1, world + 1)
+    for p, d, c, t in product(degrees, repeat=4):
+        if p * d * c * t != world:
+            continue
+        for parallel, form, micro in product((False, True), ("gathered", "heads"), range(1, batch + 1)):
+            if (t == 1 and parallel) or (c == 1 and form == "heads") or batch % (d * micro):
+                continue
+            s = Strategy(
+                1, p, d, c, t, parallel, form, 1 if d * c > 1 else 0, "one_f_one_b", "none", micro, batch // d // micro
+            )
+            if not legal(spec, s):  # type: ignore[arg-type]
+                found.add((p, d, c, t, parallel, form, micro))
+    return found
+
+
+@pytest.mark.parametrize("devices,batch", [(4, 8), (6, 12), (8, 8), (12, 24)])
+def test_space_is_every_legal_choice(tmp_path: Path, devices: int, batch: int) -> None:
+    spec = write(tmp_path, devices=devices, batch=batch)
+    space = enumerate_space(spec)
+    listed = [tuple(getattr(s, key) for key in KEYS) for s in space.candidates]
+    assert len(listed) == len(set(listed))
+    assert set(listed) == brute(spec, devices, batch)
+    assert all(s.micro_batches * s.micro_batch * s.data == batch for s in space.candidates)
+
+
+@pytest.mark.parametrize(
+    "wishes,holds",
+    [
+        ("tensor <= 2", lambda s: s.tensor <= 2),
+        ("pipeline in [2, 4]; context = 1", lambda s: s.pipeline in (2, 4) and s.context == 1),
+        ("data >= 2; micro_batch = 2", lambda s: s.data >= 2 and s.micro_batch == 2),
+        ("zero = 0; schedule = gpipe", lambda s: s.zero == 0 and s.schedule == "gpipe"),
+        ("recompute = full; sequence_parallel = false", lambda s: s.recompute == "full" and not s.sequence_parallel),
+        ("stages = [5, 7]", lambda s: s.stages == (5, 7) and s.pipeline == 2),
+    ],
+)
+def test_wishes_hold_for_every_candidate(tmp_path: Path, wishes: str, holds: object) -> None:
+    space = enumerate_space(write(tmp_path, wishes))
+    assert space.candidates
+    assert all(holds(s) for s in space.candidates)  # type: ignore[operator]
+
+
+def test_estimates_are_near_the_simulation(tmp_path: Path) -> None:
+    """Closed forms rank: over layouts of all kinds they stay within 15% in time and in memory."""
+    spec = write(tmp_path, nodes=2, batch=128)
+    estimator, limit = estimator_of(spec), memory_limit(spec)
+    fitting, _ = price(spec, estimator, enumerate_space(spec), limit)
+    off = []
+    for candidate in [c for c in fitting if c.work < 2000][::20]:
+        strategy = with_stages(candidate, estimator, limit)
+        plan, estimate = lower(spec, strategy), estimator.estimate(strategy)
+        times = estimate.seconds / simulate(plan).seconds - 1
+        bytes_ = estimate.memory / memory_ledger(plan).peak - 1
+        off.append((abs(times), abs(bytes_), strategy))
+    assert len(off) >= 10
+    assert max(off, key=lambda o: o[0])[0] < 0.15, max(off, key=lambda o: o[0])
+    assert max(off, key=lambda o: o[1])[1] < 0.15, max(off, key=lambda o: o[1])
