@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from math import inf
+from typing import Any, NamedTuple
 
 from titan.compiler.cost.compute import attention_seconds, fullest, gemm_seconds, moved_seconds
 from titan.compiler.cost.machine import Machine
@@ -39,8 +40,7 @@ class Shape:
     weights: tuple[float, ...]  # of every layer relative to the mean one, by its matrices
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
+class Cut(NamedTuple):
     """What decides the price of a layer."""
 
     tensor: int
@@ -62,7 +62,8 @@ class LayerCost:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Step seconds, peak bytes (point and upper bound) of the fullest rank, and layers of the largest stage."""
+    """Step seconds (infinite where memory made them idle to know), peak bytes (point and upper bound) of the fullest
+    rank, and layers of the largest stage."""
 
     seconds: float
     memory: int
@@ -202,22 +203,25 @@ class Estimator:
             most += 1
         return most
 
-    def estimate(self, s: Strategy) -> Estimate:
-        """Closed forms for a strategy: 1F1B or GPipe fill and drain, gradients summed at the end of the step."""
+    def estimate(self, s: Strategy, limit: float = inf) -> Estimate:
+        """Closed forms for a strategy: 1F1B or GPipe fill and drain, gradients summed at the end of the step. Beyond
+        `limit` bytes the time is not worked out."""
         cut = Cut(s.tensor, s.context, s.sequence_parallel, s.context_form, s.micro_batch)
         layer, head = self.layer(cut), self.head(cut)
         micro_batches = self.global_batch // (s.data * s.micro_batch)
         one = layer.forward + layer.backward + (layer.forward if s.recompute == "full" else 0.0)
         ends = head.forward + head.backward
         stage = max(s.stages) if s.stages else self.bottleneck(s.pipeline, one, ends)
-        last = s.stages[-1] if s.stages else 1
-        slowest = max(stage * one, last * one + ends) if s.pipeline > 1 else stage * one + ends
-        whole = self.shape.layers * one + ends
-        seconds = self._pipeline_seconds(s, micro_batches, slowest, whole, layer.entry)
-        seconds += self._step_end(s, self._weights(s, stage, True))
         tensors = self._peak(s, stage, micro_batches, layer, head)
         communicators = round(self._communicators(s) * self.machine.figures["communicator_bytes"])
         point = round(tensors * (1 + self.machine.figures["allocator_slack"])) + communicators + self.machine.reserved
+        seconds = inf
+        if point <= limit:
+            last = s.stages[-1] if s.stages else 1
+            slowest = max(stage * one, last * one + ends) if s.pipeline > 1 else stage * one + ends
+            whole = self.shape.layers * one + ends
+            seconds = self._pipeline_seconds(s, micro_batches, slowest, whole, layer.entry)
+            seconds += self._step_end(s, self._weights(s, stage, True))
         return Estimate(seconds, point, upper_bound(self.machine, tensors, communicators), stage)
 
     def _pipeline_seconds(self, s: Strategy, micro_batches: int, slowest: float, whole: float, size: int) -> float:

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from titan.compiler.spec.schema import Spec
 
 
+NEAR = 1.1  # times the limit, by estimate: such plans are compiled too when no better one is left
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A strategy with its closed forms."""
@@ -44,7 +47,7 @@ def price(spec: Spec, estimator: Estimator, space: Space, limit: int) -> tuple[l
     for strategy in space.candidates:
         for tier in tiers:
             tried = strategy if tier == strategy.recompute else _with_recompute(strategy, tier)
-            found = Candidate(tried, estimator.estimate(tried))
+            found = Candidate(tried, estimator.estimate(tried, NEAR * limit))
             if found.estimate.memory <= limit:
                 fitting.append(found)
                 break
@@ -56,7 +59,11 @@ def price(spec: Spec, estimator: Estimator, space: Space, limit: int) -> tuple[l
 
 
 def _with_recompute(s: Strategy, tier: str) -> Strategy:
-    return replace(s, recompute=tier)
+    """`dataclasses.replace`, which is slow, by hand: this runs for most of the space."""
+    return Strategy(
+        s.region, s.pipeline, s.data, s.context, s.tensor, s.sequence_parallel, s.context_form,
+        s.zero, s.schedule, tier, s.micro_batch, s.micro_batches, s.stages,
+    )  # fmt: skip
 
 
 def with_stages(candidate: Candidate, estimator: Estimator, limit: int) -> Strategy:

@@ -13,7 +13,7 @@ from titan.compiler.cost.estimate import Estimator, read_shape
 from titan.compiler.cost.machine import Machine, read_machine
 from titan.compiler.cost.memory import MemoryLedger, memory_ledger
 from titan.compiler.cost.simulate import Timeline, simulate
-from titan.compiler.search.candidates import Candidate, affordable, price, with_stages
+from titan.compiler.search.candidates import NEAR, Candidate, affordable, price, with_stages
 from titan.compiler.search.reasons import reasons
 from titan.compiler.search.refuse import nothing_fits, nothing_legal
 from titan.compiler.search.space import Space, enumerate_space
@@ -27,7 +27,6 @@ FINALISTS = 4  # plans that are compiled and simulated
 WORK = 20_000  # block calls that they may have together, beyond the first two
 LARGE = 12_000  # block calls above which a plan must be faster by MARGIN
 MARGIN = 0.03  # about the error of the closed forms
-NEAR = 1.1  # times the limit, by estimate: such plans are compiled too when no better one is left
 TRIES = 24  # compiled plans that turn out not to fit before the search gives up
 
 
