@@ -10,10 +10,12 @@ from titan.compiler.graph.build import COMPUTE_DTYPE, build
 from titan.compiler.graph.model_graph import Convert, ModelGraph
 from titan.compiler.passes.blocks import BlockWriter, Chunk, Names
 from titan.compiler.passes.buckets import buckets, parameter_names
+from titan.compiler.passes.interleave import interleave
 from titan.compiler.passes.layouts import group_name
 from titan.compiler.passes.registry import run
-from titan.compiler.passes.transfers import WINDOW, transfer_blocks, transfers
-from titan.compiler.passes.update import begin, end, epilogue
+from titan.compiler.passes.transfers import transfer_blocks, transfers
+from titan.compiler.passes.update import begin, end, epilogue, homes_group
+from titan.compiler.passes.window import sends_outstanding
 from titan.compiler.plan.layout import dual
 from titan.compiler.plan.mesh import Group, Mesh
 from titan.compiler.plan.operators import TensorType, statistics_dtype
@@ -34,16 +36,19 @@ def lower(spec: Spec, strategy: Strategy) -> Plan:
     model = spec.model
     mesh = strategy.mesh(model.attention.kv_heads if model.attention else strategy.tensor)
     graph = run(build(spec, strategy, mesh), strategy)
-    order = SCHEDULES[strategy.schedule](strategy.pipeline, strategy.micro_batches)
-    chunks = _chunks(graph, strategy.stages, order.placement)
+    order = SCHEDULES[strategy.schedule].make(strategy.pipeline, strategy.micro_batches)
+    chunks = _chunks(graph, strategy.stages, order)
     homes = _homes(graph, chunks, order.placement)
     initializer = (model.initializer, model.init_std)
     found, parameters = buckets(graph, homes, strategy.zero > 0, initializer, model.vocab)
     layers = sum(strategy.stages)
     writer = BlockWriter(graph, {p.name: p.bucket for p in parameters}, layers, strategy.recompute)
     dtype = COMPUTE_DTYPE[spec.train.precision]
+    window = sends_outstanding(strategy.schedule, strategy.pipeline)
+    bodies = transfers(order, window)
+    forwards = transfers(forward_only(order, strategy.micro_batches), window, "E")
     roles = tuple(
-        _role(rank, order, chunks, writer, found, strategy, mesh, statistics_dtype(dtype))
+        _role(rank, order, chunks, writer, found, mesh, statistics_dtype(dtype), bodies[rank], forwards[rank])
         for rank in range(strategy.pipeline)
     )
     segments = tuple(step for part in graph.parts for step in part.steps if isinstance(step, Segment))
@@ -51,7 +56,7 @@ def lower(spec: Spec, strategy: Strategy) -> Plan:
         PLAN_VERSION,
         _settings(spec, strategy),
         mesh,
-        _groups(found, strategy),
+        _groups(found, order, mesh),
         _types(graph, layers, statistics_dtype(dtype)),
         found,
         parameters,
@@ -60,18 +65,20 @@ def lower(spec: Spec, strategy: Strategy) -> Plan:
     )
 
 
-def _chunks(graph: ModelGraph, stages: tuple[int, ...], placement: tuple[int, ...]) -> tuple[Chunk, ...]:
+def _chunks(graph: ModelGraph, stages: tuple[int, ...], order: Order) -> tuple[Chunk, ...]:
+    """The chunks of every copy; `stages` holds the layers of the chunks of one copy in model order."""
     layers = [link for link in graph.chain if link[1] is not None]
     embed, head = graph.chain[0], graph.chain[-1]
-    found, first = [], 0
-    for number, count in enumerate(stages):
+    found, held = [], order.placement
+    for number in range(len(held)):
+        stage = number % order.chunks_per_copy
+        first, count = sum(stages[:stage]), stages[stage]
         chain = tuple(layers[first : first + count])
-        chain = (embed, *chain) if number == 0 else chain
-        chain = (*chain, head) if number == len(stages) - 1 else chain
-        before = placement[number - 1] - placement[number] if number else None
-        after = placement[number + 1] - placement[number] if number + 1 < len(stages) else None
+        chain = (embed, *chain) if order.first(number) else chain
+        chain = (*chain, head) if order.last(number) else chain
+        before = None if order.first(number) else held[number - 1] - held[number]
+        after = None if order.last(number) else held[number + 1] - held[number]
         found.append(Chunk(number, chain, first, first + count, before, after))
-        first += count
     return tuple(found)
 
 
@@ -91,29 +98,38 @@ def _role(
     chunks: tuple[Chunk, ...],
     writer: BlockWriter,
     found: tuple[Bucket, ...],
-    strategy: Strategy,
     mesh: Mesh,
     statistic: str,
+    body: tuple[BlockCall, ...],
+    forwards: tuple[BlockCall, ...],
 ) -> Role:
-    held = {c.number: c for c in chunks if order.placement[c.number] == rank}
+    held = tuple(c for c in chunks if order.placement[c.number] == rank)
     mine = tuple(b for b in found if rank in b.homes)
     data_group = group_name(mesh, tuple(f for f in ("data", "context") if mesh.size(f) > 1))
-    holds_loss = len(chunks) - 1 in held
+    holds_loss = any(order.last(c.number) for c in held)
     blocks: list[Block] = [begin(data_group)] if holds_loss else []
-    for chunk in held.values():
-        blocks += [*transfer_blocks(chunk, training=True), *writer.forward(chunk), writer.evaluate(chunk)]
+    for chunk in held:
+        phases = frozenset(e.phase for e in order.elements(rank) if e.chunk == chunk.number)
+        blocks += [*transfer_blocks(chunk, training=True), *writer.training(chunk, phases), writer.evaluate(chunk)]
+    blocks += _pairs(blocks, body)
     closing, calls = epilogue(mine, mesh.world_size)
-    last = end(data_group, strategy.pipeline, holds_loss)
+    ends = tuple(order.placement[c.number] for c in chunks if order.last(c.number))
+    last = end(data_group, ends, mesh.size("pipeline"), rank)
     opening = (BlockCall("begin"),) if holds_loss else ()
-    train = (*opening, *transfers(order.ranks[rank], held), *calls, BlockCall("end"))
-    forwards = forward_only(order, strategy.micro_batches).ranks[rank]
-    body = tuple(BlockCall(c.block.replace("F.", "E."), c.arguments) for c in transfers(forwards, held))
-    evaluate = (*opening, *body, BlockCall("end"))
+    train = (*opening, *body, *calls, BlockCall("end"))
+    evaluate = (*opening, *forwards, BlockCall("end"))
     buffers = tuple(b for bucket in mine for b in _buffers(bucket, mesh, statistic))
     if holds_loss:
         buffers = (*buffers, Buffer("b.loss", "metric", statistic, 1))
-    layers = tuple(tuple(layer for _, layer in c.chain if layer is not None) for c in held.values())
+    layers = tuple(tuple(layer for _, layer in c.chain if layer is not None) for c in held)
     return Role(rank, layers, buffers, (*blocks, *closing, last), (("train", train), ("evaluate", evaluate)))
+
+
+def _pairs(blocks: list[Block], body: tuple[BlockCall, ...]) -> list[Block]:
+    """The interleaved block of every kind of pair that the order calls."""
+    table = {block.name: block for block in blocks}
+    names = dict.fromkeys(call.block for call in body if "+" in call.block)
+    return [interleave(*(table[half] for half in name.split("+"))) for name in names]
 
 
 def _buffers(bucket: Bucket, mesh: Mesh, statistic: str) -> tuple[Buffer, ...]:
@@ -127,10 +143,19 @@ def _buffers(bucket: Bucket, mesh: Mesh, statistic: str) -> tuple[Buffer, ...]:
     )
 
 
-def _groups(found: tuple[Bucket, ...], strategy: Strategy) -> tuple[Group, ...]:
-    groups = [Group("all", "region*pipeline*data*context*tensor")]
-    groups += [Group("tied", "pipeline", b.homes) for b in found if len(b.homes) > 1][:1]
-    return tuple(groups) if strategy.world_size > 1 else ()
+def _groups(found: tuple[Bucket, ...], order: Order, mesh: Mesh) -> tuple[Group, ...]:
+    """Groups that hold ranks of several programs: all, the homes of copied weights, the stages that hold a loss."""
+    if mesh.world_size == 1:
+        return ()
+    groups = {"all": Group("all", "region*pipeline*data*context*tensor")}
+    for bucket in found:
+        if len(bucket.homes) > 1:
+            name = homes_group(bucket.homes)
+            groups[name] = Group(name, "pipeline", bucket.homes)
+    ends = tuple(sorted(rank for chunk, rank in enumerate(order.placement) if order.last(chunk)))
+    if len(ends) > 1:
+        groups["ends"] = Group("ends", "pipeline*data*context", ends)
+    return tuple(groups.values())
 
 
 def _types(graph: ModelGraph, layers: int, statistic: str) -> tuple[tuple[str, TensorType], ...]:
@@ -163,7 +188,7 @@ def _settings(spec: Spec, strategy: Strategy) -> tuple[tuple[str, str], ...]:
         "cluster": spec.cluster.model_dump(),
         "memory.limit_bytes": int(spec.cluster.device.memory * spec.objective.memory_fraction),
         "strategy": asdict(strategy),
-        "transfers.window": WINDOW,
+        "transfers.window": sends_outstanding(strategy.schedule, strategy.pipeline),
         "train.sequence": train.sequence,
         "train.global_batch": train.global_batch,
         "train.micro_batch": strategy.micro_batch,
@@ -182,6 +207,6 @@ def _settings(spec: Spec, strategy: Strategy) -> tuple[tuple[str, str], ...]:
         "train.clip": train.clip,
         "train.seed": train.seed,
         "train.data": train.data,
-        "train.validation": train.validation,
+        "train.validation": train.validation and train.validation.model_dump(),
     }
     return tuple((key, json.dumps(value, sort_keys=True)) for key, value in sorted(values.items()))

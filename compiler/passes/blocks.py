@@ -60,6 +60,9 @@ class Names:
     def frame(self, segment: str) -> str:
         return f"f.{self.unit(segment)}{MICRO_BATCH}"
 
+    def weight_frame(self, segment: str) -> str:
+        return f"wf.{self.unit(segment)}{MICRO_BATCH}"
+
     def unit(self, segment: str) -> str:
         return segment if self.layer is None else f"{segment}.l{self.layer}"
 
@@ -87,14 +90,24 @@ class BlockWriter:
     layers: int
     recompute: str
 
-    def forward(self, chunk: Chunk) -> tuple[Block, Block]:
-        """(F, B) of a chunk: what B reads outlives F, everything else is freed at its last use."""
-        forward, backward = self._forward(chunk, keep=True), self._backward(chunk)
-        needed = outside_reads(backward)
+    def training(self, chunk: Chunk, phases: frozenset[str]) -> tuple[Block, ...]:
+        """The blocks of the phases that a chunk's order uses: F; B or I and W, or both forms.
+
+        What any of the backwards reads outlives F; everything else is freed at its last use.
+        """
+        backward = self._backward(chunk, split=False) if "B" in phases else []
+        inputs = self._backward(chunk, split=True) if "I" in phases else []
         sent = {chunk.exit} if chunk.after is not None else set()
         returned = {f"d.{chunk.entry}"} if chunk.before is not None else set()
-        f = Block(f"F.c{chunk.number}", ("i",), liveness(forward, needed | sent))
-        return f, Block(f"B.c{chunk.number}", ("i",), liveness(backward, returned))
+        needed = outside_reads(backward) | outside_reads(inputs)
+        blocks = [Block(f"F.c{chunk.number}", ("i",), liveness(self._forward(chunk, keep=True), needed | sent))]
+        if backward:
+            blocks.append(Block(f"B.c{chunk.number}", ("i",), liveness(backward, returned)))
+        if inputs:
+            frames = {name for step in inputs for name in step.writes if name.startswith("wf.")}
+            blocks.append(Block(f"I.c{chunk.number}", ("i",), liveness(inputs, returned | frames)))
+            blocks.append(Block(f"W.c{chunk.number}", ("i",), liveness(self._weights(chunk), set())))
+        return tuple(blocks)
 
     def evaluate(self, chunk: Chunk) -> Block:
         sent = {chunk.exit} if chunk.after is not None else set()
@@ -148,16 +161,34 @@ class BlockWriter:
                     )
             elif isinstance(step, Segment):
                 frame = (names.frame(step.name),) if step.frame and keep else ()
-                reads = tuple(name(v) for v in step.inputs) + self._buffers(step, names)[0]
+                reads = tuple(name(v) for v in step.inputs) + self._buffers(step, names=names)[0]
                 writes = tuple(name(v) for v in step.outputs) + frame
                 emitted.append(Instruction(opcode, writes, reads, unit=names.unit(step.name)))
         return emitted
 
-    def _buffers(self, step: Segment, names: Names) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        held = dict.fromkeys(self.bucket_of[bind(formal, names.layer)] for formal in step.parameters)
+    def _buffers(
+        self, step: Segment, early: bool | None = None, *, names: Names
+    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        formals = step.parameters
+        if early is not None:
+            formals = tuple(f for f in formals if (f in step.early_parameters) == early)
+        held = dict.fromkeys(self.bucket_of[bind(formal, names.layer)] for formal in formals)
         return tuple(f"p.{b}" for b in held), tuple(f"g.{b}" for b in held)
 
-    def _backward(self, chunk: Chunk) -> list[Instruction]:
+    def _weights(self, chunk: Chunk) -> list[Instruction]:
+        """Weight gradients of a chunk in the order in which its backward left the weight frames."""
+        emitted: list[Instruction] = []
+        for index, layer in reversed(chunk.chain):
+            names = Names(self.graph.parts[index], layer, self.layers)
+            for step in reversed(self.graph.parts[index].steps):
+                if isinstance(step, Segment) and step.weight_frame:
+                    updates = self._buffers(step, early=False, names=names)[1]
+                    frame = names.weight_frame(step.name)
+                    unit = names.unit(step.name)
+                    emitted.append(Instruction("backward_weight", (), (frame,), updates, unit))
+        return emitted
+
+    def _backward(self, chunk: Chunk, split: bool) -> list[Instruction]:
         emitted = _receive(f"d.{chunk.exit}", chunk.after)
         for index, layer in reversed(chunk.chain):
             part = self.graph.parts[index]
@@ -168,7 +199,9 @@ class BlockWriter:
                 register = _aliased(part, _rebuilt(part, names))
             given = {v: names.gradient(v, 0) for v in part.outputs}
             buffers = partial(self._buffers, names=names)
-            emitted += Transpose(part, register, names.gradient, names.unit, names.frame, buffers, given).run()
+            emitted += Transpose(
+                part, register, names.gradient, names.unit, names.frame, buffers, given, split, names.weight_frame
+            ).run()
         return emitted + _send(f"d.{chunk.entry}", chunk.before, "grad")
 
     def _rebuild(self, part: Part, names: Names) -> list[Instruction]:

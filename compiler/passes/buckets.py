@@ -71,7 +71,9 @@ def _key(use: _Use, mesh: Mesh) -> tuple[str, str, str]:
     factors = [f for f, size in mesh.factors if size > 1 and f not in ("pipeline", "region", *REPLICAS)]
     sums = tuple(f for f in factors if states.get(f) == "R")
     equal = tuple(f for f in factors if not states.get(f, "I").startswith("V"))
-    where = "tied" if len(use.homes) > 1 else use.part.name if use.layer is None else f"l{use.layer}"
+    where = use.part.name if use.layer is None else f"l{use.layer}"
+    if use.layer is None and len(use.homes) > 1:
+        where += ".tied"  # apart from what only one of the stages holds
     return where, group_name(mesh, sums), group_name(mesh, equal)
 
 

@@ -1,21 +1,23 @@
 """Point-to-point transfers: turns an order into block calls with posted receives and a window of outstanding sends.
 
-A receive is its own block, called one element ahead of the element that waits for it, so that data can arrive under
-compute. A send is issued in the block that makes the value; the value stays borrowed until the send's wait, which is a
-block too: called when the window of outstanding sends of that channel is full, and at the end for the rest.
+A receive is its own block, called one element ahead of the element that waits for it, so that data arrives under compute;
+receives of one channel are posted in the order in which the other side sends. A send is issued in the block that makes
+the value; the value stays borrowed until the send's wait, which is a block too: called when the window of outstanding
+sends of that channel is full, and at the end for the rest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from titan.compiler.passes.blocks import Chunk
 from titan.compiler.plan.instruction import Instruction
 from titan.compiler.plan.program import Block, BlockCall
-from titan.compiler.schedules.order import Element
+from titan.compiler.schedules.order import Element, Order, Pair
 
-WINDOW = 2  # outstanding sends per channel: the smallest with which 1F1B completes; slots are priced as live registers
+Message = tuple[str, int, int]  # ("x" or "d", chunk that receives or sends it, micro-batch)
+Channel = tuple[int, int, str]  # sender, receiver, "x" or "d"
 
 
 def transfer_blocks(chunk: Chunk, training: bool) -> tuple[Block, ...]:
@@ -41,47 +43,101 @@ def _sent(name: str, register: str) -> Block:
     return Block(name, ("i",), (Instruction("wait", (), (f"t.{register}?",)), Instruction("free", reads=(register,))))
 
 
+def transfers(order: Order, window: int, forward: str = "F") -> tuple[tuple[BlockCall, ...], ...]:
+    """Block calls of every rank. `forward` names the forward blocks (E in an evaluation)."""
+    sends = _channels(order)
+    return tuple(_Rank(rank, order, sends, window, forward).calls() for rank in range(len(order.ranks)))
+
+
+def _incoming(element: Element, order: Order) -> tuple[Channel, Message] | None:
+    """The message that an element waits for, if it comes from another rank."""
+    c, here = element.chunk, order.placement[element.chunk]
+    if element.phase == "F" and not order.first(c) and order.placement[c - 1] != here:
+        return (order.placement[c - 1], here, "x"), ("x", c, element.micro_batch)
+    if element.phase in "BI" and not order.last(c) and order.placement[c + 1] != here:
+        return (order.placement[c + 1], here, "d"), ("d", c, element.micro_batch)
+    return None
+
+
+def _outgoing(element: Element, order: Order) -> tuple[Channel, Message] | None:
+    """The message that an element sends: named as its receiver names it."""
+    c, here = element.chunk, order.placement[element.chunk]
+    if element.phase == "F" and not order.last(c) and order.placement[c + 1] != here:
+        return (here, order.placement[c + 1], "x"), ("x", c + 1, element.micro_batch)
+    if element.phase in "BI" and not order.first(c) and order.placement[c - 1] != here:
+        return (here, order.placement[c - 1], "d"), ("d", c - 1, element.micro_batch)
+    return None
+
+
+def _channels(order: Order) -> dict[Channel, list[Message]]:
+    """Messages of every channel in the order in which they are sent."""
+    found: dict[Channel, list[Message]] = {}
+    for rank in range(len(order.ranks)):
+        for element in order.elements(rank):
+            sent = _outgoing(element, order)
+            if sent:
+                found.setdefault(sent[0], []).append(sent[1])
+    return found
+
+
 @dataclass
-class _Calls:
-    chunks: dict[int, Chunk]
-    calls: list[BlockCall] = field(default_factory=list)
-    outstanding: dict[str, list[int]] = field(default_factory=dict)
+class _Rank:
+    rank: int
+    order: Order
+    sends: Mapping[Channel, list[Message]]
+    window: int
+    forward: str
+    found: list[BlockCall] = field(default_factory=list)
+    posted: dict[Channel, int] = field(default_factory=dict)
+    outstanding: dict[Channel, list[Message]] = field(default_factory=dict)
 
-    def receive(self, element: Element) -> None:
-        chunk = self.chunks[element.chunk]
-        if element.phase in "FE" and chunk.before:
-            self.calls.append(BlockCall(f"recv.x.c{chunk.number}", (element.micro_batch,)))
-        elif element.phase in "BI" and chunk.after:
-            self.calls.append(BlockCall(f"recv.d.c{chunk.number}", (element.micro_batch,)))
+    def calls(self) -> tuple[BlockCall, ...]:
+        items = self.order.ranks[self.rank]
+        for position, item in enumerate(items):
+            if position == 0:
+                self._post(item)
+            if position + 1 < len(items):
+                self._post(items[position + 1])
+            self._run(item)
+        for channel, messages in self.outstanding.items():
+            self.found += [self._sent(channel, m) for m in messages]
+        return tuple(self.found)
 
-    def run(self, element: Element) -> None:
-        chunk = self.chunks[element.chunk]
-        sends = ""
-        if element.phase in "FE" and chunk.after:
-            sends = f"sent.x.c{chunk.number}"
-        elif element.phase in "BI" and chunk.before:
-            sends = f"sent.d.c{chunk.number}"
-        if sends:
-            waiting = self.outstanding.setdefault(sends, [])
-            while len(waiting) >= WINDOW:
-                self.calls.append(BlockCall(sends, (waiting.pop(0),)))
-            waiting.append(element.micro_batch)
-        self.calls.append(BlockCall(f"{element.phase}.c{chunk.number}", (element.micro_batch,)))
+    def _post(self, item: Element | Pair) -> None:
+        for element in _parts(item):
+            expected = _incoming(element, self.order)
+            if expected is None:
+                continue
+            channel, message = expected
+            sent, first = self.sends[channel], self.posted.get(channel, 0)
+            last = sent.index(message, 0) + 1
+            for kind, chunk, micro_batch in sent[first:last]:
+                self.found.append(BlockCall(f"recv.{kind}.c{chunk}", (micro_batch,)))
+            self.posted[channel] = max(first, last)
 
-    def drain(self) -> None:
-        for name, waiting in self.outstanding.items():
-            self.calls += [BlockCall(name, (i,)) for i in waiting]
-            waiting.clear()
+    def _run(self, item: Element | Pair) -> None:
+        for element in _parts(item):
+            sent = _outgoing(element, self.order)
+            if sent is None:
+                continue
+            waiting = self.outstanding.setdefault(sent[0], [])
+            while len(waiting) >= self.window:
+                self.found.append(self._sent(sent[0], waiting.pop(0)))
+            waiting.append(sent[1])
+        self.found.append(self._call(item))
+
+    def _call(self, item: Element | Pair) -> BlockCall:
+        if isinstance(item, Pair):
+            f, b = item.forward, item.backward
+            return BlockCall(f"F.c{f.chunk}+{b.phase}.c{b.chunk}", (f.micro_batch, b.micro_batch))
+        phase = self.forward if item.phase == "F" else item.phase
+        return BlockCall(f"{phase}.c{item.chunk}", (item.micro_batch,))
+
+    def _sent(self, channel: Channel, message: Message) -> BlockCall:
+        kind, chunk, micro_batch = message
+        sender = chunk - 1 if kind == "x" else chunk + 1
+        return BlockCall(f"sent.{kind}.c{sender}", (micro_batch,))
 
 
-def transfers(elements: Sequence[Element], chunks: dict[int, Chunk]) -> tuple[BlockCall, ...]:
-    """Block calls of one rank's order."""
-    calls = _Calls(chunks)
-    for position, element in enumerate(elements):
-        if position == 0:
-            calls.receive(element)
-        if position + 1 < len(elements):
-            calls.receive(elements[position + 1])
-        calls.run(element)
-    calls.drain()
-    return tuple(calls.calls)
+def _parts(item: Element | Pair) -> tuple[Element, ...]:
+    return (item.forward, item.backward) if isinstance(item, Pair) else (item,)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from titan.compiler.graph.model_graph import Convert, Part
 from titan.compiler.plan.instruction import Instruction
@@ -15,6 +16,12 @@ from titan.compiler.plan.operators import Attribute
 from titan.compiler.plan.segment import Segment
 
 Namer = Callable[[str], str]
+
+
+class Buffers(Protocol):
+    """(parameter, gradient) buffers of a segment; `early`: only of parameters whose gradient comes with dgrad, or of the others."""
+
+    def __call__(self, step: Segment, early: bool | None = None) -> tuple[tuple[str, ...], tuple[str, ...]]: ...
 
 
 def collective(
@@ -51,8 +58,10 @@ class Transpose:
     gradient: Callable[[str, int], str]  # (value, 0 for the final gradient or the number of the partial one)
     unit: Namer
     frame: Namer
-    buffers: Callable[[Segment], tuple[tuple[str, ...], tuple[str, ...]]]
+    buffers: Buffers
     given: dict[str, str]  # gradients of the part's outputs, from whoever consumed them
+    split: bool = False  # backward_input only; its weight frames (`weight_frame`) wait for backward_weight
+    weight_frame: Namer = str
     current: dict[str, str] = field(default_factory=dict)
     remaining: dict[str, int] = field(default_factory=dict)
     number: dict[str, int] = field(default_factory=dict)
@@ -93,12 +102,15 @@ class Transpose:
         if step.frame:
             reads.append(self.frame(step.name))
         parameters, gradients = self.buffers(step)
-        writes = tuple(self._name(v) for v in inputs)
+        writes = names = tuple(self._name(v) for v in inputs)
+        if self.split:
+            gradients = self.buffers(step, early=True)[1]
+            writes += (self.weight_frame(step.name),) if step.weight_frame else ()
         attributes: tuple[tuple[str, Attribute], ...] = (("carry", ",".join(carried)),) if carried else ()
-        self.emitted.append(
-            Instruction("backward", writes, (*reads, *parameters), gradients, self.unit(step.name), "", "", attributes)
-        )
-        self.current.update(zip(inputs, writes, strict=True))
+        opcode = "backward_input" if self.split else "backward"
+        unit = self.unit(step.name)
+        self.emitted.append(Instruction(opcode, writes, (*reads, *parameters), gradients, unit, "", "", attributes))
+        self.current.update(zip(inputs, names, strict=True))
 
     def _convert(self, step: Convert) -> None:
         source = self.current[step.result]

@@ -13,6 +13,11 @@ from titan.compiler.plan.program import Block, BlockCall, Bucket
 Attributes = tuple[tuple[str, Attribute], ...]
 
 
+def homes_group(homes: tuple[int, ...]) -> str:
+    """Name of the declared group of the pipeline ranks that hold copies of the same weights."""
+    return f"homes.{'-'.join(map(str, homes))}"
+
+
 def begin(data_group: str) -> Block:
     """Counts the valid labels of the whole step, by which the loss is divided."""
     if not data_group:
@@ -28,18 +33,19 @@ def begin(data_group: str) -> Block:
     )
 
 
-def end(data_group: str, stages: int, holds_loss: bool) -> Block:
-    """Sums the loss over the replicas, tells every stage, reports it."""
+def end(data_group: str, ends: tuple[int, ...], stages: int, here: int) -> Block:
+    """Sums the loss over the replicas (and over the stages in `ends`, of which each copy has one), tells every stage."""
     emitted: list[Instruction] = []
-    source, done = "b.loss", []
-    if holds_loss and data_group:
-        emitted += _collective("all_reduce", "loss.sum", source, data_group, (("op", "sum"),))
+    source, done, holds_loss = "b.loss", [], here in ends
+    group = "ends" if len(ends) > 1 else data_group
+    if holds_loss and group:
+        emitted += _collective("all_reduce", "loss.sum", source, group, (("op", "sum"),))
         source = "loss.sum"
         done.append(source)
     if stages > 1:
-        emitted += _collective(
-            "broadcast", "loss.all", source if holds_loss else "", "pipeline", (("root", stages - 1),)
-        )
+        root = ends[0]
+        reads = source if here == root else ""
+        emitted += _collective("broadcast", "loss.all", reads, "pipeline", (("root", root),))
         source = "loss.all"
         done.append(source)
     emitted.append(Instruction("report", reads=(source,), attributes=(("name", "loss"),)))
@@ -87,7 +93,8 @@ def reduce_blocks(bucket: Bucket) -> tuple[Block, ...]:
         attributes: Attributes = (("mode", "all_reduce"),)
         if bucket.sharded:
             attributes = (("mode", "all_reduce_shard"), ("shard", bucket.replicas))
-        finish += [_reduce(bucket, f"g.{name}.tied", "tied", "tied", attributes), _wait(f"g.{name}.tied")]
+        group = homes_group(bucket.homes)
+        finish += [_reduce(bucket, f"g.{name}.homes", group, group, attributes), _wait(f"g.{name}.homes")]
     blocks = (Block(f"reduce.{name}", (), tuple(issue)), Block(f"reduced.{name}", (), tuple(finish)))
     return tuple(block for block in blocks if block.instructions)
 

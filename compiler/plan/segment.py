@@ -100,6 +100,17 @@ class Segment:
                 needed["d." + call.results[0]] = None
         return tuple(needed)
 
+    @cached_property
+    def early_parameters(self) -> frozenset[str]:
+        """Parameters whose gradient comes with backward_input (norms, biases, positions)."""
+        return frozenset(
+            operand
+            for call in self.body
+            if call.row.weight_with_input
+            for name, operand in zip(call.row.operands, call.operands, strict=True)
+            if name in call.row.parameters
+        )
+
     def bytes_of(self, names: tuple[str, ...]) -> int:
         return sum(self.types[n.removeprefix("d.")].bytes for n in names)
 

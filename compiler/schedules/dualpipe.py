@@ -51,7 +51,14 @@ class _Rank:
     def __init__(
         self, element: Callable[[str, int, int], Element], half: int, near: int, share: int, main: int, middle: bool
     ) -> None:
-        self.element, self.half, self.near, self.share, self.main, self.middle = element, half, near, share, main, middle
+        self.element, self.half, self.near, self.share, self.main, self.middle = (
+            element,
+            half,
+            near,
+            share,
+            main,
+            middle,
+        )
         self.count = {(phase, d): 0 for phase in "FIW" for d in (0, 1)}
         self.items: list[Element | Pair] = []
         self.deferred: list[Element] = []

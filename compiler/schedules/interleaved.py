@@ -44,7 +44,11 @@ def _rank(
     rank: int, ranks: int, chunks: int, forwards: list[tuple[int, int]], backwards: list[tuple[int, int]], extra: int
 ) -> tuple[Element, ...]:
     total = len(forwards)
-    warm_up = min(total, (chunks - 1) * ranks + 2 * (ranks - 1 - rank) + extra) if ranks > 1 else min(total, chunks - 1 + extra)
+    warm_up = (
+        min(total, (chunks - 1) * ranks + 2 * (ranks - 1 - rank) + extra)
+        if ranks > 1
+        else min(total, chunks - 1 + extra)
+    )
     program = [Element("F", rank + chunk * ranks, i) for chunk, i in forwards[:warm_up]]
     for n in range(total - warm_up):
         chunk, i = forwards[warm_up + n]

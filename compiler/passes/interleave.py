@@ -1,0 +1,46 @@
+"""Overlapped pairs: interleaves a forward and a backward so that each computes while the other's communication is under way.
+
+Both lists keep their order. Where one would wait for its own communication, the other goes on, until it would wait too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from titan.compiler.plan.instruction import Instruction
+from titan.compiler.plan.program import Block
+
+
+def interleave(forward: Block, backward: Block) -> Block:
+    """The block of a pair: `forward` for micro-batch i, `backward` for micro-batch j."""
+    lists = (list(forward.instructions), [_renamed(instruction) for instruction in backward.instructions])
+    position, turn, merged = [0, 0], 1, []
+    while position[0] < len(lists[0]) or position[1] < len(lists[1]):
+        if position[turn] >= len(lists[turn]):
+            turn = 1 - turn
+        stop = _run_until_wait(lists[turn], position[turn])
+        merged += lists[turn][position[turn] : stop]
+        position[turn] = stop
+        turn = 1 - turn
+    return Block(f"{forward.name}+{backward.name}", ("i", "j"), tuple(merged))
+
+
+def _run_until_wait(instructions: list[Instruction], start: int) -> int:
+    """One past the last instruction before the next wait for communication that this list issued itself."""
+    position = start
+    while position < len(instructions):
+        if instructions[position].row.asynchronous and instructions[position].opcode != "send":
+            position += 1
+            if position < len(instructions) and instructions[position].opcode == "wait":
+                return position
+            continue
+        position += 1
+    return position
+
+
+def _renamed(instruction: Instruction) -> Instruction:
+    def j(names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(name.replace(":i", ":j") for name in names)
+
+    attributes = tuple((k, "j" if k == "micro_batch" else v) for k, v in instruction.attributes)
+    return replace(instruction, writes=j(instruction.writes), reads=j(instruction.reads), attributes=attributes)

@@ -1,0 +1,95 @@
+"""How many sends of a channel may be outstanding: the fewest that cost no time.
+
+A sender that waits for its oldest send before it may start the next ties itself to its neighbour's pace; in orders that
+run ahead of their neighbour too few slots even deadlock. The number is found by running the order in unit times.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from titan.compiler.passes.transfers import transfers
+from titan.compiler.plan.program import BlockCall
+from titan.compiler.schedules.order import Order
+from titan.compiler.schedules.registry import SCHEDULES
+
+SIZES = (2, 3, 4, 6, 8, 12, 16, 24, 32)  # at least two: one slot would tie neighbours together at every jitter
+SAMPLE = 8  # ranks at which the pattern of every schedule repeats; the proof of progress sees the real number
+
+
+@cache
+def sends_outstanding(schedule: str, ranks: int) -> int:
+    """The smallest window with which a steady run of the schedule takes no longer than with an unbounded one."""
+    if ranks > SAMPLE:
+        return sends_outstanding(schedule, SAMPLE)
+    if ranks == 1:
+        return SIZES[0]
+    order = SCHEDULES[schedule].make(ranks, 4 * ranks)
+    unbounded = _makespan(order, 4 * ranks)
+    return next((size for size in SIZES if _makespan(order, size) == unbounded), 4 * ranks)
+
+
+def _makespan(order: Order, window: int) -> float | None:
+    """Unit-time run of the calls with rendezvous sends; None when it stalls."""
+    programs = transfers(order, window)
+    clocks, position = [0] * len(programs), [0] * len(programs)
+    posted: dict[tuple[str, int], int] = {}  # receives, by block and micro-batch: time at which they were posted
+    sent: dict[tuple[str, int], int] = {}  # sends, named as their receive
+    progress = True
+    while progress:
+        progress = False
+        for rank, calls in enumerate(programs):
+            while position[rank] < len(calls):
+                clock = _run(calls[position[rank]], clocks[rank], order, posted, sent)
+                if clock is None:
+                    break
+                clocks[rank], progress = clock, True
+                position[rank] += 1
+    if any(position[rank] < len(calls) for rank, calls in enumerate(programs)):
+        return None
+    return max(clocks)
+
+
+def _run(
+    call: BlockCall, clock: int, order: Order, posted: dict[tuple[str, int], int], sent: dict[tuple[str, int], int]
+) -> int | None:
+    """Clock after a call, None if it cannot run yet."""
+    if call.block.startswith("recv."):
+        posted[call.block, call.arguments[0]] = clock
+        return clock
+    if call.block.startswith("sent."):
+        _, kind, chunk = call.block.split(".")
+        receiver = int(chunk[1:]) + (1 if kind == "x" else -1)
+        arrived = posted.get((f"recv.{kind}.c{receiver}", call.arguments[0]))
+        return None if arrived is None else max(clock, arrived)
+    names = list(zip(call.block.split("+"), call.arguments, strict=True))
+    for name, micro_batch in names:
+        kind, chunk = _entry(name)
+        key = (f"recv.{kind}.c{chunk}", micro_batch)
+        if key in posted:  # a message from another rank
+            if key not in sent:
+                return None
+            clock = max(clock, sent[key])
+        elif not _local(kind, chunk, order):
+            return None
+    clock += sum(2 if name[0] == "B" else 1 for name, _ in names)
+    for name, micro_batch in names:
+        kind, chunk = _entry(name)
+        if kind in "xd":
+            sent[f"recv.{kind}.c{chunk + (1 if kind == 'x' else -1)}", micro_batch] = clock
+    return clock
+
+
+def _entry(name: str) -> tuple[str, int]:
+    """(`x`, chunk) of a forward, (`d`, chunk) of a backward, (`w`, chunk) of a weight gradient."""
+    phase, chunk = name.split(".c")
+    return {"F": "x", "E": "x", "B": "d", "I": "d", "W": "w"}[phase], int(chunk)
+
+
+def _local(kind: str, chunk: int, order: Order) -> bool:
+    """Whether a chunk's input comes from its own rank (or from data, or from its own I)."""
+    if kind == "w":
+        return True
+    if kind == "x":
+        return order.first(chunk) or order.placement[chunk - 1] == order.placement[chunk]
+    return order.last(chunk) or order.placement[chunk + 1] == order.placement[chunk]
