@@ -1,0 +1,225 @@
+"""The grid on which a distributed plan must equal one process: meshes, switches of the strategy, kinds of models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from itertools import combinations, product
+from math import lcm, prod
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from titan.compiler.spec.resolve import resolve
+from titan.compiler.spec.schema import Spec
+from titan.compiler.strategy import Strategy
+from titan.grammar.parser import parse
+
+RANKS = 16
+LEARNING_RATE = 0.01
+AXES = ("data", "tensor", "pipeline", "context")
+SAMPLED = (1, 2, 3, 4, 8, 16)  # degrees of the pairwise sample; the grid has every degree
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """A cell of the grid.
+
+    stages  `even`, `uneven` (one stage with a layer more) or `ends` (embedding and head alone on the outer stages)
+    family  `llama`, `gpt2`, `dropout` (gpt2 with dropout), `kv_one` (one KV head), `kv_few` (half as many as ranks)
+    odd     a prime vocabulary, which has to be padded
+    """
+
+    data: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+    context: int = 1
+    sequence_parallel: bool = False
+    zero: int = 0
+    recompute: str = "none"
+    context_form: str = "gathered"
+    schedule: str = "one_f_one_b"
+    stages: str = "even"
+    family: str = "llama"
+    tied: bool = False
+    odd: bool = False
+
+    def __str__(self) -> str:
+        mesh = "".join(f"{axis[0]}{getattr(self, axis)}" for axis in AXES)
+        switches = ("sequence_parallel", "zero", "tied", "odd")
+        words = [name for name in switches if getattr(self, name)]
+        for name in ("recompute", "context_form", "schedule", "stages", "family"):
+            if getattr(self, name) != getattr(Configuration(), name) or name == "family":
+                words.append(str(getattr(self, name)))
+        return "-".join((mesh, *words))
+
+
+NAMES = tuple(f.name for f in fields(Configuration))
+
+
+def switches(mesh: tuple[int, ...]) -> dict[str, tuple[Any, ...]]:
+    """Values of every other field that mean something on (data, tensor, pipeline, context)."""
+    data, tensor, pipeline, context = mesh
+    stages = ("even", "uneven", "ends") if pipeline > 1 else ("even",)
+    few = ("kv_few",) if tensor % 2 == 0 and tensor > 2 else ()
+    return {
+        "sequence_parallel": (False, True) if tensor > 1 else (False,),
+        "zero": (0, 1) if data * context > 1 else (0,),
+        "recompute": ("none", "full"),
+        "context_form": ("gathered", "heads") if context > 1 else ("gathered",),
+        "schedule": ("one_f_one_b", "gpipe") if pipeline > 1 else ("one_f_one_b",),
+        "stages": stages,
+        "family": ("llama", "gpt2", "dropout", "kv_one", *few),
+        "tied": (False, True),
+        "odd": (False, True),
+    }
+
+
+def possible(c: Configuration) -> bool:
+    """Head exchange needs a KV head for every rank that it exchanges with."""
+    return c.context_form != "heads" or c.family not in ("kv_one", "kv_few")
+
+
+def meshes(degrees: tuple[int, ...], ranks: int = RANKS) -> tuple[tuple[int, ...], ...]:
+    return tuple(mesh for mesh in product(degrees, repeat=len(AXES)) if prod(mesh) <= ranks)
+
+
+def cells(mesh: tuple[int, ...]) -> Iterator[Configuration]:
+    """All configurations on one mesh."""
+    table = switches(mesh)
+    for values in product(*table.values()):
+        found = Configuration(*mesh, **dict(zip(table, values, strict=True)))
+        if possible(found):
+            yield found
+
+
+def grid(ranks: int = RANKS) -> Iterator[Configuration]:
+    """Every mesh of up to `ranks` ranks with every switch of the strategy and every kind of model."""
+    for mesh in meshes(tuple(range(1, ranks + 1)), ranks):
+        yield from cells(mesh)
+
+
+Pair = tuple[str, Any, str, Any]
+
+
+def pairs(c: Configuration) -> set[Pair]:
+    return {(a, getattr(c, a), b, getattr(c, b)) for a, b in combinations(NAMES, 2)}
+
+
+def feasible_pairs(degrees: tuple[int, ...]) -> set[Pair]:
+    """All pairs of values of two fields that some configuration has."""
+    found: set[Pair] = set()
+    for mesh in meshes(degrees):
+        base = Configuration(*mesh)
+        table = switches(mesh)
+        found |= pairs(base)
+        for a, b in combinations(table, 2):
+            for left, right in product(table[a], table[b]):
+                cell = replace(base, **{a: left, b: right})
+                if possible(cell):
+                    found |= pairs(cell)
+    return found
+
+
+def pairwise(at_least: int, degrees: tuple[int, ...] = SAMPLED) -> tuple[Configuration, ...]:
+    """A deterministic sample in which every feasible pair of values occurs, filled up with random cells."""
+    random, missing = Random(0), feasible_pairs(degrees)
+    candidates = meshes(degrees)
+    chosen: dict[Configuration, None] = {}
+    while missing:
+        wanted = min(missing, key=repr)
+        drawn = [cell for cell in (_draw(random, candidates, wanted) for _ in range(40)) if cell is not None]
+        if not drawn:
+            continue
+        best = max(drawn, key=lambda cell: len(pairs(cell) & missing))
+        chosen[best] = None
+        missing -= pairs(best)
+    while len(chosen) < at_least:
+        cell = _draw(random, candidates, None)
+        if cell is not None:
+            chosen[cell] = None
+    return tuple(chosen)
+
+
+def _draw(random: Random, candidates: tuple[tuple[int, ...], ...], wanted: Pair | None) -> Configuration | None:
+    fixed = {wanted[0]: wanted[1], wanted[2]: wanted[3]} if wanted else {}
+    fitting = [m for m in candidates if all(m[AXES.index(a)] == v for a, v in fixed.items() if a in AXES)]
+    mesh = random.choice(fitting)
+    table = switches(mesh)
+    if any(name in table and value not in table[name] for name, value in fixed.items()):
+        return None
+    chosen = {name: fixed.get(name, random.choice(values)) for name, values in table.items()}
+    cell = Configuration(*mesh, **chosen)
+    return cell if possible(cell) else None
+
+
+# --- what a configuration means
+
+
+def layers_per_stage(c: Configuration) -> tuple[int, ...]:
+    if c.pipeline == 1:
+        return (2,)
+    if c.stages == "uneven":
+        return tuple(2 if stage == c.pipeline // 2 else 1 for stage in range(c.pipeline))
+    if c.stages == "ends":
+        return (0, *((1,) * (c.pipeline - 2) or (1,)), *((0,) if c.pipeline > 2 else ()))
+    return (1,) * c.pipeline
+
+
+def spec_of(c: Configuration, precision: str = "fp64") -> Spec:
+    """A model just large enough for the layout: every rank has a head, a column of ffn and a place of the sequence."""
+    parts = c.tensor * c.context
+    per_rank = parts if c.context_form == "heads" else c.tensor
+    kv_heads = {"kv_one": 1, "kv_few": max(1, c.tensor // 2)}.get(c.family, per_rank)
+    heads = lcm(2, per_rank) if c.family == "llama" or c.family.startswith("kv") else per_rank
+    heads = heads * 2 if heads == kv_heads and c.family == "llama" else heads
+    vocab = 37 if c.odd else 8 * c.tensor
+    sequence = parts * -(-8 // parts)
+    text = _MODELS["gpt2" if c.family in ("gpt2", "dropout") else "llama"].format(
+        vocab=vocab, heads=heads, kv_heads=kv_heads, layers=sum(layers_per_stage(c)),
+        ffn=c.tensor * -(-12 // c.tensor), tied=str(c.tied).lower(), sequence=sequence,
+        dropout=0.25 if c.family == "dropout" else 0,
+    )  # fmt: skip
+    strategy = strategy_of(c)
+    batch = c.data * strategy.micro_batch * strategy.micro_batches
+    cluster = f"cluster = local.cpu with {{ devices_per_node = {strategy.world_size} }}"
+    settings = f"sequence = {sequence}, global_batch = {batch}, precision = {precision}, steps = 4, clip = 0.2"
+    optimizer = f"optimizer = adamw {{ learning_rate = {LEARNING_RATE}, weight_decay = 0.1 }}, warmup_steps = 1"
+    listed = f"parallel {{ stages = {list(strategy.stages)} }}"  # stages without a layer must be listed
+    train = f"train {{ {settings}, {optimizer}, data = synthetic({vocab}) }}"
+    return resolve(parse(f"import clusters.local\n{text}\n{cluster}\n{train}\n{listed}\n", "equivalence.titan"), Path())
+
+
+def with_train(spec: Spec, **changes: Any) -> Spec:
+    """The spec with other training settings."""
+    return replace(spec, train=spec.train.model_copy(update=changes))
+
+
+_MODELS = {
+    "llama": """model = model {{
+    vocab = {vocab}, hidden = 16, layers = {layers} * dense {{ ffn = {ffn} }}, max_positions = {sequence}
+    attention = gqa {{ heads = {heads}, kv_heads = {kv_heads}, head_dim = 4 }}, norm = rms_norm
+    positions = rope, rope = {{ theta = 10000 }}, tied = {tied}, dropout = {dropout}, init_std = 0.3
+}}""",
+    "gpt2": """model = model {{
+    vocab = {vocab}, hidden = 16, max_positions = {sequence}, norm = layer_norm, positions = learned
+    layers = {layers} * dense {{ ffn = {ffn}, activation = gelu_tanh, bias = true }}
+    attention = gqa {{ heads = {heads}, kv_heads = {kv_heads}, head_dim = 4, bias = true, out_bias = true }}
+    tied = {tied}, dropout = {dropout}, init_std = 0.3
+}}""",
+}
+
+
+def strategy_of(c: Configuration) -> Strategy:
+    small = prod(getattr(c, axis) for axis in AXES) <= 4
+    micro_batches = 2 if c.pipeline == 1 else c.pipeline + 1 if c.pipeline <= 3 else 3
+    return Strategy(
+        pipeline=c.pipeline, data=c.data, context=c.context, tensor=c.tensor, sequence_parallel=c.sequence_parallel,
+        context_form=c.context_form, zero=c.zero, schedule=c.schedule, recompute=c.recompute,
+        micro_batch=2 if small else 1, micro_batches=micro_batches, stages=layers_per_stage(c),
+    )  # fmt: skip
+
+
+def single_strategy(spec: Spec) -> Strategy:
+    """One process, the whole global batch as one micro-batch."""
+    return Strategy(micro_batch=spec.train.global_batch, stages=(spec.model.layer_count,))
