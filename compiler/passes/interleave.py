@@ -1,4 +1,4 @@
-"""Overlapped pairs: interleaves a forward and a backward so that each computes while the other's communication is under way.
+"""Overlapped pairs: a forward and a backward so merged that each computes while the other communicates.
 
 Both lists keep their order. Where one would wait for its own communication, the other goes on, until it would wait too.
 """

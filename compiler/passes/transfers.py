@@ -1,9 +1,9 @@
 """Point-to-point transfers: turns an order into block calls with posted receives and a window of outstanding sends.
 
-A receive is its own block, called one element ahead of the element that waits for it, so that data arrives under compute;
-receives of one channel are posted in the order in which the other side sends. A send is issued in the block that makes
-the value; the value stays borrowed until the send's wait, which is a block too: called when the window of outstanding
-sends of that channel is full, and at the end for the rest.
+A receive is its own block, called one element ahead of the element that waits for it, so that data arrives under
+compute; receives of one channel are posted in the order in which the other side sends. A send is issued in the block
+that makes the value; the value stays borrowed until the send's wait, which is a block too: called when the window of
+outstanding sends of that channel is full, and at the end for the rest.
 """
 
 from __future__ import annotations

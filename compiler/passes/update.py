@@ -34,7 +34,7 @@ def begin(data_group: str) -> Block:
 
 
 def end(data_group: str, ends: tuple[int, ...], stages: int, here: int) -> Block:
-    """Sums the loss over the replicas (and over the stages in `ends`, of which each copy has one), tells every stage."""
+    """Sums the loss over the replicas (and over the stages in `ends`, one per copy of the model), tells every stage."""
     emitted: list[Instruction] = []
     source, done, holds_loss = "b.loss", [], here in ends
     group = "ends" if len(ends) > 1 else data_group

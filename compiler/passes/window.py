@@ -64,19 +64,19 @@ def _run(
         return None if arrived is None else max(clock, arrived)
     names = list(zip(call.block.split("+"), call.arguments, strict=True))
     for name, micro_batch in names:
-        kind, chunk = _entry(name)
-        key = (f"recv.{kind}.c{chunk}", micro_batch)
+        kind, number = _entry(name)
+        key = (f"recv.{kind}.c{number}", micro_batch)
         if key in posted:  # a message from another rank
             if key not in sent:
                 return None
             clock = max(clock, sent[key])
-        elif not _local(kind, chunk, order):
+        elif not _local(kind, number, order):
             return None
     clock += sum(2 if name[0] == "B" else 1 for name, _ in names)
     for name, micro_batch in names:
-        kind, chunk = _entry(name)
+        kind, number = _entry(name)
         if kind in "xd":
-            sent[f"recv.{kind}.c{chunk + (1 if kind == 'x' else -1)}", micro_batch] = clock
+            sent[f"recv.{kind}.c{number + (1 if kind == 'x' else -1)}", micro_batch] = clock
     return clock
 
 

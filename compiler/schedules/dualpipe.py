@@ -1,9 +1,9 @@
 """DualPipe and DualPipeV: forwards and backwards of opposite directions are paired, so that each hides the other's
-communication (DeepSeek-AI 2024). DualPipe runs two copies of the model through the ranks from both ends; DualPipeV folds
-one copy of twice as many chunks into a V.
+communication (DeepSeek-AI 2024). DualPipe runs two copies of the model through the ranks from both ends; DualPipeV
+folds one copy of twice as many chunks into a V.
 
-The eight steps of a rank, n of each direction; direction 0 enters at the near end. `F`, `B`, `I`, `W` with the direction;
-`F0+B1` is an overlapped pair.
+A rank does eight steps; direction 0 enters at the near end. `F`, `B`, `I`, `W` with the direction; `F0+B1` is an
+overlapped pair.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A schedule is an order: per pipeline rank, a list of (phase, chunk, micro-batch). Nothing else.
 
-Chunks are numbered so that chunk c feeds chunk c + 1 within one copy of the model; a bidirectional schedule has two copies,
-the second numbered after the first. An element may be a pair whose instructions are to be interleaved.
+Chunks are numbered so that chunk c feeds chunk c + 1 within one copy of the model; a bidirectional schedule has two
+copies, the second numbered after the first. An element may be a pair whose instructions are to be interleaved.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Element:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A forward and a backward of different micro-batches, interleaved so that one computes while the other communicates."""
+    """A forward and a backward of different micro-batches, so merged that one computes while the other communicates."""
 
     forward: Element
     backward: Element

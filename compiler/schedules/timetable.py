@@ -1,4 +1,4 @@
-"""The timetable of an order: when every element runs, given the times of its phases. Blocks are points here, orders exact.
+"""The timetable of an order: when every element runs, given the times of its phases.
 
 Used to find how many sends must be outstanding, to cost candidate orders, and to draw a schedule.
 """
@@ -13,7 +13,7 @@ from titan.compiler.schedules.order import Element, Order, Pair
 
 @dataclass(frozen=True, slots=True)
 class Durations:
-    """Seconds (or units) of each phase per chunk, and of a transfer between ranks. `pair` scales the sum of a pair's times."""
+    """Seconds (or units) of each phase per chunk and of a transfer between ranks; `pair` scales the sum of a pair's times."""
 
     forward: tuple[float, ...]
     backward_input: tuple[float, ...]
@@ -141,7 +141,7 @@ def _expected(choices: tuple[Element, ...], order: Order) -> Element:
 
 
 def peak_frames(order: Order) -> tuple[float, ...]:
-    """Most frames alive per rank, in full-stage units (a chunk of a rank with v chunks counts 1/v); from F to B or W."""
+    """Most frames alive per rank, from F to B or W, in full-stage units (a chunk of a rank with v chunks counts 1/v)."""
     share = 1.0 / (order.chunks_per_copy / (max(order.placement) + 1))
     peaks = []
     for rank in range(len(order.ranks)):

@@ -1,7 +1,7 @@
-"""V-Half and V-Min: V placement with a half and about a third of 1F1B's activations (Qi et al. 2024, controllable memory).
+"""V-Half and V-Min: V placement with a half and about a third of 1F1B's activations (Qi et al. 2024).
 
-Each micro-batch repeats one block of six slots; where its two forwards and two input gradients lie in the block decides how
-long frames live. Weight gradients take the holes; then everything is pulled as early as memory allows.
+Each micro-batch repeats one block of six slots; where its two forwards and two input gradients lie in the block decides
+how long frames live. Weight gradients take the holes.
 """
 
 from __future__ import annotations
