@@ -9,10 +9,9 @@ from titan.compiler.cost.machine import Machine, read_machine
 from titan.compiler.cost.memory import MemoryLedger, memory_ledger
 from titan.compiler.cost.mfu import ModelFlops, Utilisation, executed_flops, model_flops, utilisation
 from titan.compiler.cost.simulate import Timeline, simulate
+from titan.compiler.graph.build import COMPUTE_DTYPE
 from titan.compiler.plan.operators import DTYPE_BYTES, statistics_dtype
 from titan.compiler.plan.program import Plan
-
-COMPUTE_DTYPE = {"fp32": "f32", "bf16": "bf16", "fp64": "f64"}
 
 
 @dataclass(frozen=True, slots=True)
