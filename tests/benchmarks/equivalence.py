@@ -1,7 +1,7 @@
 """Equivalence over the grid: `python -m tests.benchmarks.equivalence [--quick | --all] [--part I/N] [--json]`.
 
 Loopback, one process and plain autograd in float64 must agree on loss, every gradient, norm and updated parameters to
-1e-9 over two steps. By default every mesh of up to 16 ranks with every switch of the strategy, the kinds of models taking
+1e-9 over two steps. By default: every mesh of up to 16 ranks, every switch of the strategy, the kinds of models taking
 turns; `--all` crosses those too; `--quick` is the pairwise sample of the tests. `--part` does the I-th of N shares.
 """
 
