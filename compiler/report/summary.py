@@ -167,16 +167,17 @@ COLUMNS = {
 
 
 def _stage_table(plan: Plan, found: Prediction) -> Table:
-    """One row per run of pipeline ranks that are alike: layers, shares of the step, memory in GiB."""
+    """One row per run of pipeline ranks that are alike: layers, shares of the step, memory."""
     table = _plain_table()
-    for name in ("rank", "layers", "busy", "bubble", *COLUMNS, "GiB", "at most"):
+    unit, total = (2**30, "GiB") if found.ledger.peak >= 4 * 2**30 else (2**20, "MiB")
+    for name in ("rank", "layers", "busy", "bubble", *COLUMNS, total, "at most"):
         table.add_column(name, justify="right", no_wrap=True)
     rows: list[tuple[list[str], list[int]]] = []
     for role, time, memory in zip(plan.roles, found.timeline.roles, found.ledger.roles, strict=True):
         layers = "+".join(str(len(chunk)) for chunk in role.layers)
         cells = [layers, _share(time.busy / found.timeline.step, 0), _share(time.bubble / found.timeline.step, 0)]
         sums = [sum(memory.components[part] for part in parts) for parts in COLUMNS.values()]
-        cells += [f"{size / 2**30:.1f}" for size in (*sums, memory.point, memory.upper)]
+        cells += [f"{size / unit:.1f}" for size in (*sums, memory.point, memory.upper)]
         if rows and rows[-1][0] == cells:
             rows[-1][1].append(role.pipeline)
         else:
@@ -192,7 +193,7 @@ def _job_lines(found: Prediction) -> list[str]:
     if job is None:
         return []
     size = f"{job.steps:,} steps, {job.tokens:,} tokens"
-    line = f"whole job: {size}, {_days(job.days)}, {job.device_hours:,.0f} device-hours"
+    line = f"whole job: {size}, {_days(job.days)}, {_hours(job.device_hours)} device-hours"
     return [line + (f", cost ${job.cost:,.0f}" if job.cost is not None else "")]
 
 
@@ -234,5 +235,9 @@ def _days(days: float) -> str:
     )
 
 
+def _hours(hours: float) -> str:
+    return f"{hours:,.0f}" if hours >= 100 else f"{hours:.2g}"
+
+
 def _gib(size: float) -> str:
-    return f"{size / 2**30:.1f} GiB"
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"

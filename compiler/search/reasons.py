@@ -92,7 +92,7 @@ def _compare(other: Estimate, chosen: Estimate, limit: int) -> str:
 
 
 def gib(size: float) -> str:
-    return f"{size / 2**30:.1f} GiB"
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
 
 
 def seconds(value: float) -> str:
