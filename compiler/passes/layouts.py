@@ -69,9 +69,16 @@ class _Part:
         outputs = tuple(self._output(name) for name in self.part.outputs)
         return replace(self.part, outputs=outputs, values=tuple(self.values.values()), steps=tuple(self.steps))
 
-    def _place(self, name: str, states: dict[str, str]) -> None:
-        layout = tuple((f, states[f]) for f in self.factors if states.get(f, "I") != "I")
-        self.values[name] = replace(self.values[name], layout=layout)
+    def _place(self, name: str, states: dict[str, str], nesting: tuple[str, ...] = ()) -> None:
+        """Mesh order, but factors that share a dim stand outermost first as `nesting` says."""
+        layout = [(f, states[f]) for f in self.factors if states.get(f, "I") != "I"]
+        for held in {s for _, s in layout if s.startswith("V")}:
+            slots = [n for n, (_, s) in enumerate(layout) if s == held]
+            order = {f: n for n, f in enumerate(nesting)}
+            nested = sorted((layout[n] for n in slots), key=lambda item: order.get(item[0], -1))
+            for slot, item in zip(slots, nested, strict=True):
+                layout[slot] = item
+        self.values[name] = replace(self.values[name], layout=tuple(layout))
 
     def _op(self, op: Op, labels: dict[str, frozenset[str]], raised: set[str]) -> None:
         operands = []
@@ -81,11 +88,11 @@ class _Part:
         found = {
             f: result_state(op.row, f, tuple(state(self.values[o].layout, f) for o in operands)) for f in self.factors
         }
+        nesting = tuple(dict.fromkeys(f for o in operands for f, _ in self.values[o].layout))
         for position, name in enumerate(op.results):
             main = position < len(op.row.main_results)
-            self._place(
-                name, {f: found[f][position] if main else self._follow(op.results[0], name, f) for f in self.factors}
-            )
+            states = {f: found[f][position] if main else self._follow(op.results[0], name, f) for f in self.factors}
+            self._place(name, states, nesting)
         self.steps.append(self._start(replace(op, operands=tuple(operands))))
 
     def _follow(self, main: str, auxiliary: str, factor: str) -> str:
@@ -118,14 +125,14 @@ class _Part:
     def _convert(self, origin: str, name: str, source: str, target: str, factors: tuple[str, ...]) -> str:
         row = conversion(source, target)
         assert row is not None
-        if row.forward == "all_gather":
-            self._check_inner(name, source, factors)
+        self._check_inner(name, source, factors)
         result = f"{origin}.{target}"
         while result in self.values:
             result += "'"
         self.values[result] = replace(self.values[name], name=result)
         now = {f: target if f in factors else state(self.values[name].layout, f) for f in self.factors}
-        self._place(result, now)
+        outer = tuple(f for f, _ in self.values[name].layout if f not in factors)
+        self._place(result, now, (*outer, *factors))  # what is split now lies innermost
         dims = [int(s[1:]) if s.startswith("V") else None for s in (source, target)]
         group = group_name(self.mesh, factors)
         reduction = "max" if source == "M" else "sum"
