@@ -8,6 +8,7 @@ can finish it before rank 0 has begun it: whoever reads, reads the same.
 from __future__ import annotations
 
 import mmap
+import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 NEVER = 1 << 62
 POLL = 0.25  # seconds between two looks at a store's flags
+LEAVE = 2.0  # seconds that a rank of an aborted run has to leave by itself
 
 
 class Control(ABC):
@@ -125,6 +127,8 @@ class StoreControl(Control):
                 self._aborted = self._aborted or self._store.check(["abort"])
             except RuntimeError:  # the store's host is gone, and with it the run
                 self._aborted = True
+        if self._aborted and not self._closed.wait(LEAVE):
+            os._exit(1)  # this rank hangs where no flag is looked at: while connections are made
 
     def close(self) -> None:
         """Ends the thread: the store may go away from now on."""

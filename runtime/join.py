@@ -26,6 +26,7 @@ from titan.runtime.run import Job, RankRun, where
 from titan.runtime.world import LOOPBACK, Membership, World
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
+ECHO = 3.0  # seconds in which launchers pass a signal on that the rank has from the terminal already
 MEETING = timedelta(minutes=10)  # until all ranks have come
 
 
@@ -97,8 +98,13 @@ def _interface(place: Membership) -> str | None:
 def _signals(control: StoreControl) -> Iterator[list[int]]:
     """The first signal lets the running step finish and saves; the second ends this rank, and so the run, at once."""
     received: list[int] = []
+    first = 0.0
 
     def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal first
+        if received and time.monotonic() - first < ECHO:
+            return
+        first = first or time.monotonic()
         received.append(number)
         if len(received) > 1:
             os._exit(128 + number)

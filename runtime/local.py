@@ -37,6 +37,7 @@ from torch._C._distributed_c10d import FileStore
 if TYPE_CHECKING:
     from torch import device as Device
 
+ECHO = 0.3  # seconds in which a second signal is the first one's echo
 GRACE = 1.2  # seconds for the others to leave by themselves after a failure
 _PR_SET_PDEATHSIG = 1
 
@@ -103,9 +104,15 @@ def _greeting(plan: Plan, device: str, job: Job) -> str:
 
 @contextmanager
 def _signals(ranks: Ranks, watch: Watch) -> Iterator[None]:
-    """The first interrupt lets the running step finish and saves; the second ends the run at once."""
+    """The first interrupt lets the running step finish and saves; the second ends the run at once. Some senders signal
+    a process and its group, so an echo is not a second one."""
+    first = 0.0
 
     def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal first
+        if ranks.signals and time.monotonic() - first < ECHO:
+            return
+        first = first or time.monotonic()
         ranks.signals.append(number)
         if len(ranks.signals) == 1:
             ranks.control.request_stop()

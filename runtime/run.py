@@ -162,17 +162,24 @@ class RankRun:
 
 
 def compare_plans(plan_hash: str, world: World) -> None:
-    """Before anything else: all ranks must hold rank 0's plan. Errors: T615."""
+    """Before anything else: all ranks must hold rank 0's plan; none goes on before all have agreed. Errors: T615."""
     if world.rank == 0:
         world.store.set("plan", plan_hash)
-    while not world.store.check(["plan"]):
-        if world.control.aborted():
-            raise TitanError(Diagnostic("T614", f"rank {world.rank} stopped while the run began"), exit_code=1)
-        time.sleep(0.002)
+    _await(world, lambda: world.store.check(["plan"]))
     first = world.store.get("plan").decode()
     if first != plan_hash:
         message = f"rank {world.rank} has plan {plan_hash[:16]}, rank 0 has plan {first[:16]}"
         raise TitanError(Diagnostic("T615", message), exit_code=1)
+    world.store.add("agreed", 1)
+    _await(world, lambda: world.store.add("agreed", 0) == world.size)
+
+
+def _await(world: World, ready: Callable[[], bool]) -> None:
+    """Polls the store, looking at the abort flag meanwhile."""
+    while not ready():
+        if world.control.aborted():
+            raise TitanError(Diagnostic("T614", f"rank {world.rank} stopped while the run began"), exit_code=1)
+        time.sleep(0.002)
 
 
 def peak_memory(device: torch.device) -> int:

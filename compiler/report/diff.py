@@ -54,11 +54,15 @@ def _text(value: Any) -> str:
 
 
 def _settings(first: Plan, second: Plan) -> Iterator[Difference]:
-    """Settings leaf by leaf; of the strategy all but the reasons, which only say why."""
+    """Settings leaf by leaf, but for the reasons of choices and the sources of figures, which only say why."""
     left, right = (dict(_leaves("", plan.setting_table)) for plan in (first, second))
     for key in dict.fromkeys((*left, *right)):
-        if left.get(key) != right.get(key) and not key.startswith("strategy.reasons"):
+        if left.get(key) != right.get(key) and not _is_remark(key):
             yield from _values(key, left.get(key), right.get(key))
+
+
+def _is_remark(key: str) -> bool:
+    return key.startswith("strategy.reasons") or key.endswith(".source")
 
 
 def _values(key: str, first: Any, second: Any) -> Iterator[Difference]:
