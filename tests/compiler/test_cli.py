@@ -245,11 +245,13 @@ def test_inspected_list_is_the_unrolled_program(plan_file: Path, capsys: pytest.
         assert opcodes == [i.opcode for *_, i in plan.role_of(rank).instructions()]
 
 
-def test_inspected_coordinates_are_numbers(plan_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    starts = {
-        rank: {w for line in rank_list(capsys, plan_file, rank) for w in line.split() if "=@" in w} for rank in (0, 1)
-    }
-    assert starts == {0: set(), 1: set()}
+def test_inspected_coordinates_are_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = tmp_path / "context.titan"
+    text = (ROOT / "examples" / "tiny_dp.titan").read_text()
+    spec.write_text(text.replace("data = 4", "data = 2\n    context = 2"))
+    for rank in range(4):
+        loads = [line for line in rank_list(capsys, spec, rank) if "what=tokens" in line]
+        assert loads and {line.rpartition("start=")[2] for line in loads} == {f"{rank % 2 * 32} length=32"}
 
 
 @pytest.mark.parametrize("arguments", [["--rank", "4"], ["--rank", "0", "--order", "backwards"]])
