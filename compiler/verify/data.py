@@ -109,18 +109,21 @@ def _uses(plan: Plan, role: Role, readers: dict[str, tuple[tuple[str, str, str],
 
 def _used(role: Role, uses: list[_Use]) -> list[Finding]:
     """Operators read tokens as tokens and labels as labels."""
-    sources = {
-        bare(i.writes[0]): str(i.attribute("what"))
-        for block in role.blocks
-        for i in block.instructions
-        if i.opcode == "load_batch" and i.attribute("what") in _KINDS
-    }
     found = []
-    for use in uses:
-        source = sources.get(use.register)
-        if (use.operand in _KINDS or source) and source != use.operand:
-            message = f"{use.operator} reads {source or use.register} as its {use.operand}"
-            found.append(at("T751", message, role, use.block, use.index))
+    for order in ("train", "evaluate"):
+        blocks = used_blocks(role, order)
+        sources = {
+            bare(i.writes[0]): str(i.attribute("what"))
+            for block in blocks
+            for i in block.instructions
+            if i.opcode == "load_batch" and i.attribute("what") in _KINDS
+        }
+        names = {block.name for block in blocks}
+        for use in uses:
+            given = sources.get(use.register)
+            if use.block.name in names and (use.operand in _KINDS or given) and given != use.operand:
+                message = f"{use.operator} reads {given or use.register} as its {use.operand}"
+                found.append(at("T751", message, role, use.block, use.index))
     return found
 
 

@@ -122,11 +122,16 @@ class Flow:
 
     def edges(self, name: str) -> frozenset[Edge]:
         """Consumers of a value that return a gradient; what only feeds statistics returns none."""
-        found = set()
-        for edge in self.consumers.get(name, ()):
-            if not edge[0].startswith("to ") or self.edges(edge[0][3:]):
-                found.add(edge)
-        return frozenset(found)
+        edges = self.consumers.get(name, ())
+        return frozenset(edge for edge in edges if not edge[0].startswith("to ") or self.returns(edge[0][3:], {name}))
+
+    def returns(self, name: str, seen: set[str]) -> bool:
+        """Whether any consumer of a value, through collectives, returns a gradient."""
+        if name in seen:
+            return False
+        seen.add(name)
+        edges = self.consumers.get(name, ())
+        return any(not edge[0].startswith("to ") or self.returns(edge[0][3:], seen) for edge in edges)
 
     # -- recompute ----------------------------------------------------------------------------------------------------
 

@@ -64,7 +64,8 @@ def _losses(role: Role, flow: Flow, blocks: tuple[Block, ...]) -> list[Finding]:
         return []
     message = f"a micro-batch adds to the loss {len(flow.losses)} times"
     places = [(b, n) for b in blocks for n, i in enumerate(b.instructions) if i.opcode == "loss"]
-    return [at("T747", message, role, *places[-1])] if places else [Finding("T747", message, role.pipeline)]
+    last = [(b, n) for b in blocks for n, i in enumerate(b.instructions) if i.opcode == "forward"]
+    return [at("T747", message, role, *(places or last)[-1])]
 
 
 def _role(plan: Plan, role: Role) -> list[Finding]:

@@ -106,23 +106,36 @@ class _Checker:
         for formal in segment.parameters:
             self.uses[bind(formal, layer), name] = segment.types[formal].layout
 
-    def collective(self, instruction: Instruction) -> str:
+    def collective(self, instruction: Instruction, buffers: dict[str, TensorType]) -> str:
         source, target = instruction.reads[:1], instruction.writes[0].rstrip("?")
-        if not source or source[0].startswith("b.") or instruction.opcode == "broadcast":
-            return ""  # sums of the step's scalars: proof (d)
+        if not source:
+            return ""  # a member that only receives a broadcast
         memo = (instruction.opcode, self.key(source[0]), self.key(target), instruction.group, instruction.attributes)
         if memo not in self.known:
-            before, after = self.plan.types[memo[1]], self.plan.types[memo[2]]
-            scalar = before.shape == after.shape == () and not before.layout
-            self.known[memo] = "" if scalar else convert(instruction, before, after, self.plan, self.factors)
+            before, after = buffers.get(source[0]) or self.plan.types[memo[1]], self.plan.types[memo[2]]
+            scalar = before.shape == after.shape == () and not before.layout  # which ranks: proof (d)
+            if scalar or instruction.opcode == "broadcast":
+                self.known[memo] = "" if before == after else f"{_typed(before)} becomes {_typed(after)}"
+            else:
+                self.known[memo] = convert(instruction, before, after, self.plan, self.factors)
         found = self.known[memo]
         symbols = {n.rstrip("?").partition(":")[2] for n in (*source, target)}
         return found or ("" if len(symbols) == 1 else f"mixes the micro-batches {', '.join(sorted(symbols))}")
 
-    def summed(self, instruction: Instruction) -> str:
+    def norm(self, instruction: Instruction, buffers: dict[str, TensorType]) -> str:
+        """The squared norm has the gradients' dtype."""
+        found = self.plan.types[self.key(instruction.writes[0])]
+        wrong = [n for n in instruction.reads if buffers[n].dtype != found.dtype]
+        if wrong or found.shape != ():
+            return f"the norm of {wrong[0] if wrong else 'gradients'} is a scalar of their dtype, not {_typed(found)}"
+        return ""
+
+    def summed(self, instruction: Instruction, buffers: dict[str, TensorType]) -> str:
         """Operands of `add` and `loss`."""
         names = (*instruction.writes, *instruction.reads)
         types = [self.plan.types[self.key(n)] for n in names]
+        if any(buffers[n].dtype != types[-1].dtype for n in instruction.updates):
+            return "the sum of losses has another dtype than the loss"
         if instruction.opcode == "loss":
             if types[-1].shape != () or (len(types) == 2 and types[0].layout != dual(types[1].layout)):
                 return "the loss is a scalar and its gradient lies as its dual"
@@ -133,6 +146,10 @@ class _Checker:
 
 def _same(found: Layout, wanted: Layout, factors: tuple[str, ...]) -> bool:
     return all(state(found, f) == state(wanted, f) for f in factors)
+
+
+def _typed(tensor: TensorType) -> str:
+    return f"{tensor.dtype}{list(tensor.shape)} {_shown(tensor.layout)}"
 
 
 def _shown(layout: Layout) -> str:
@@ -195,6 +212,7 @@ def _pieces(instruction: Instruction, before: TensorType, after: TensorType, gro
 def _programs(plan: Plan, checker: _Checker) -> list[Finding]:
     found: list[Finding] = []
     for role in plan.roles:
+        buffers = {b.name: TensorType(b.dtype, () if b.kind == "metric" else (b.elements,)) for b in role.buffers}
         for block in role.blocks:
             for index, instruction in enumerate(block.instructions):
                 opcode = instruction.opcode
@@ -202,9 +220,11 @@ def _programs(plan: Plan, checker: _Checker) -> list[Finding]:
                 if instruction.unit:
                     wrong = checker.unit(instruction)
                 elif opcode in _COLLECTIVES:
-                    wrong = checker.collective(instruction)
+                    wrong = checker.collective(instruction, buffers)
+                elif opcode == "grad_norm":
+                    wrong = checker.norm(instruction, buffers)
                 elif opcode in ("add", "loss"):
-                    wrong = checker.summed(instruction)
+                    wrong = checker.summed(instruction, buffers)
                 if wrong:
                     code = "T762" if opcode in _COLLECTIVES else "T761"
                     found.append(at(code, wrong, role, block, index))

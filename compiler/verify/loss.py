@@ -25,7 +25,9 @@ def loss(step: Step) -> None:
     reports = [e for e in step.others.get("report", []) if e.instruction.attribute("name") == "loss"]
     if len(reports) != 1:
         step.fail(
-            "T747", f"the loss is reported {len(reports)} times in order {step.order}", reports[-1] if reports else None
+            "T747",
+            f"the loss is reported {len(reports)} times in order {step.order}",
+            reports[-1] if reports else step.last,
         )
         return
     partial = {f for f, s in plan.types.get("loss", TensorType("f32", ())).layout if s == "P" and plan.mesh.size(f) > 1}

@@ -49,5 +49,13 @@ def verify(plan: Plan) -> dict[str, Proof]:
 def _carried_out(prove: Callable[[Plan], list[Finding]], plan: Plan) -> list[Finding]:
     try:
         return prove(plan)
-    except (KeyError, ValueError, IndexError, TypeError, AttributeError, AssertionError, ZeroDivisionError) as problem:
+    except (
+        LookupError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        AssertionError,
+        ArithmeticError,
+        RecursionError,
+    ) as problem:
         return [Finding("T700", f"the proof cannot be carried out on this plan: {type(problem).__name__} {problem}")]

@@ -46,6 +46,16 @@ class Step:
         else:
             self.findings.append(at(code, message, self.role, event.block, event.place[1], event.place[0]))
 
+    @property
+    def last(self) -> Event | None:
+        """The last instruction of the order: where something is missing at the end."""
+        calls = self.role.order(self.order)
+        if not calls or not self.role.block_table[calls[-1].block].instructions:
+            return None
+        block = self.role.block_table[calls[-1].block]
+        index = len(block.instructions) - 1
+        return Event((len(calls) - 1, index), block, block.instructions[index])
+
     def collect(self) -> Step:
         first: dict[str, int] = {}
         last: dict[str, int] = {}
@@ -121,14 +131,14 @@ class _BucketStep:
         found = self.of(opcode)
         if len(found) == 1:
             return found[0]
-        event = found[1] if found else None
+        event = found[1] if found else self.step.added[self.gradient][1]
         self.step.fail("T745", f"bucket {self.bucket.name} is {what} {len(found)} times in a step, not once", event)
         return None
 
     def check(self) -> None:
         added = self.step.added.get(self.gradient)
         if added is None:
-            self.step.fail("T743", f"nothing adds to the gradients of bucket {self.bucket.name}")
+            self.step.fail("T743", f"nothing adds to the gradients of bucket {self.bucket.name}", self.step.last)
             return
         self.reductions(added[1])
         norm, update = self.once("grad_norm", "counted in the norm"), self.once("optimizer_step", "updated")
@@ -215,7 +225,9 @@ class _BucketStep:
 
 def _trace(step: Step, name: str) -> Iterator[Event]:
     """The collectives of the step's scalars that lead to a register, last first."""
-    while len(step.made.get(name, ())) == 1:
+    seen: set[str] = set()
+    while len(step.made.get(name, ())) == 1 and name not in seen:
+        seen.add(name)
         event = step.made[name][0]
         yield event
         if not event.instruction.reads:
@@ -228,7 +240,7 @@ def norm(step: Step, buckets: tuple[Bucket, ...]) -> None:
     plan = step.plan
     counts = step.others.get("grad_norm", [])
     if len(counts) != 1:
-        step.fail("T744", f"the role takes the norm {len(counts)} times, not once", counts[-1] if counts else None)
+        step.fail("T744", f"the role takes the norm {len(counts)} times, not once", counts[-1] if counts else step.last)
         return
     wanted = sorted(f"g.{b.name}" for b in buckets)
     if sorted(counts[0].instruction.reads) != wanted:

@@ -78,6 +78,7 @@ KINDS: dict[str, tuple[str, tuple[int, ...], int, int, bool, str, dict[str, obje
             "recompute": "full",
         },
     ),
+    "square": ("llama", (1, 1), 4, 13, False, "fp64", {"pipeline": 2, "data": 2, "zero": 1}),
     "gpipe": ("llama", (1, 1), 4, 16, True, "fp64", {"pipeline": 2, "tensor": 2, "data": 2, "schedule": "gpipe"}),
 }
 
