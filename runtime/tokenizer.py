@@ -63,7 +63,8 @@ class LibraryTokenizer:
     model: Any  # tokenizers.Tokenizer; the library is optional
 
     def encode(self, text: str) -> list[int]:
-        ids: list[int] = self.model.encode(text, add_special_tokens=False).ids
+        (encoded,) = self.model.encode_batch_fast([text], add_special_tokens=False)  # without offsets: a third faster
+        ids: list[int] = encoded.ids
         return ids
 
     def decode(self, tokens: Sequence[int]) -> str:
