@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from titan.runtime.world import Membership, membership
 MOST_LOCAL_RANKS = 256
 DEFAULT_BATCHES = 8  # of validation, when the spec does not say
 SAVE_EVERY = 500
+ROOT = "data_root"  # file of a run's folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +66,14 @@ def train(plan: Plan, options: Options) -> Outcome:
         raise TitanError(Diagnostic("T609", message, nearest=(f"start {size} ranks",)))
     watches = place is None or place.rank == 0
     folder = run_folder(options) if watches else Path()  # the others are told in their world's store
+    options = replace(options, root=data_root(options))
     job = prepare(plan, options, folder)
     if not watches:
         return _start(plan, options, job, place, None)
     with locked(folder):
         if not (folder / "run.plan").exists():
             write_plan(plan, folder / "run.plan")
+            (folder / ROOT).write_text(f"{options.root}\n")
         tokens = int(plan.setting("train.global_batch")) * int(plan.setting("train.sequence"))
         with Log(folder, job.first if job.saved else None) as log:
             progress = Progress(options.expectation, size, job.first, job.stop, tokens)
@@ -166,6 +169,17 @@ def run_folder(options: Options) -> Path:
         near = (f"--resume {folder}", "another --log-dir")
         raise TitanError(Diagnostic("T618", message, nearest=near))
     return folder.absolute()
+
+
+def data_root(options: Options) -> Path:
+    """The folder from which paths of data count: a run that goes on reads what it read before, also when its plan is
+    now taken from the run's own folder."""
+    resumed = _resumed_folder(options.resume)
+    try:
+        known = Path((resumed / ROOT).read_text().strip()) if resumed else options.root
+    except (OSError, ValueError):
+        return options.root
+    return known if known.is_dir() else options.root
 
 
 def _resumed_folder(resume: Path | None) -> Path | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-from titan.compiler.commands.output import print_json, say
+from titan.compiler.commands.output import print_json, say, show
 from titan.grammar.diagnostics import Diagnostic, TitanError
 
 
@@ -30,7 +30,8 @@ def plan(spec: str, output: Path | None, as_json: bool) -> int:
     if not all(proof.ok for proof in proofs.values()):
         from titan.compiler.commands.verify import findings
 
-        raise TitanError(findings(proofs), exit_code=1)
+        show(findings(proofs))
+        return 1
     if output is not None:
         from titan.compiler.plan.file import plan_hash, write_plan
 

@@ -15,7 +15,7 @@ from titan.runtime.launch import Options, Outcome, train
 SPEC = """import models.tiny
 import clusters.local
 
-model   = tiny.llama with {{ vocab = 64, hidden = 32, layers = 2 * dense {{ ffn = 48 }} }}
+model   = tiny.llama with {{ vocab = {vocab}, hidden = 32, layers = 2 * dense {{ ffn = 48 }} }}
 cluster = local.cpu with {{ devices_per_node = {ranks} }}
 
 train {{
@@ -39,7 +39,15 @@ parallel {{
 
 def write_spec(folder: Path, parallel: str = "pipeline = 2", **values: Any) -> Path:
     """A spec for two ranks, unless said otherwise."""
-    chosen = {"ranks": 2, "precision": "fp32", "steps": 6, "data": "synthetic(64)", "seed": 1234, "batch": 8} | values
+    chosen = {
+        "ranks": 2,
+        "precision": "fp32",
+        "steps": 6,
+        "data": "synthetic(64)",
+        "seed": 1234,
+        "batch": 8,
+        "vocab": 64,
+    } | values
     path = folder / f"small{chosen['seed']}.titan"
     path.write_text(SPEC.format(parallel=parallel, **chosen))
     return path

@@ -86,6 +86,21 @@ def test_a_resumed_run_equals_an_uninterrupted_one(parallel: str, tmp_path: Path
     assert losses("whole") == losses("parts")
 
 
+def test_a_run_goes_on_from_its_own_folder_alone(tmp_path: Path) -> None:
+    """Its plan lies there, and data is still found where the spec was."""
+    from titan.compiler.plan.file import read_plan
+    from titan.runtime.prepare import prepare
+
+    (tmp_path / "text.txt").write_text("a text that is long enough to be cut into sequences. " * 40)
+    prepare([tmp_path / "text.txt"], tmp_path / "text.tokens", "byte")
+    spec = make_plan(tmp_path, data='tokens("text.tokens")', vocab=257)
+    log = tmp_path / "elsewhere" / "log"
+    go(spec, tmp_path, log_dir=log, steps=1)
+    outcome = go(read_plan(log / "run.plan"), log, log_dir=None, resume=log, steps=2)
+    assert outcome.code == 0 and outcome.result is not None
+    assert outcome.result["steps"] == 2 and outcome.result["validation_loss"] is None
+
+
 def test_saves_are_kept_two_at_a_time(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, steps=5)
     go(plan, tmp_path, save_every=1)
