@@ -11,6 +11,7 @@ from titan.compiler.lower import lower
 from titan.compiler.plan.program import Plan
 from titan.compiler.spec.schema import Spec
 from titan.compiler.strategy import Strategy
+from titan.compiler.verify.proofs import verify
 from titan.runtime.data import SyntheticSource, TokenSource
 from titan.runtime.loopback import collect_parameters, run_loopback
 from titan.runtime.reference import ReferenceTraining
@@ -114,6 +115,11 @@ def mismatches(c: Configuration) -> list[str]:
     oracle = train_reference(single, spec, one.initial)
     found = [f"one process: {line}" for line in differences(one, oracle)]
     return found + differences(train_plan(plan, spec), oracle)
+
+
+def unproven(plan: Plan) -> list[str]:
+    """First finding of every proof that fails."""
+    return [f"{name}: {proof.findings[0].message}" for name, proof in verify(plan).items() if not proof.ok]
 
 
 def differences(found: Training, oracle: Training, tolerance: float = TOLERANCE) -> list[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from titan.compiler.schedules.registry import SCHEDULES
 from titan.compiler.spec.resolve import resolve
 from titan.compiler.spec.schema import Spec
 from titan.compiler.strategy import Strategy
@@ -67,12 +68,33 @@ def switches(mesh: tuple[int, ...]) -> dict[str, tuple[Any, ...]]:
         "zero": (0, 1) if data * context > 1 else (0,),
         "recompute": ("none", "full"),
         "context_form": ("gathered", "heads") if context > 1 else ("gathered",),
-        "schedule": ("one_f_one_b", "gpipe") if pipeline > 1 else ("one_f_one_b",),
+        "schedule": _schedules(pipeline),
         "stages": stages,
         "family": ("llama", "gpt2", "dropout", "kv_one", *few),
         "tied": (False, True),
         "odd": (False, True),
     }
+
+
+def _schedules(pipeline: int) -> tuple[str, ...]:
+    """All that are defined; on long pipelines only the two with one chunk per rank and a full backward."""
+    if pipeline == 1:
+        return ("one_f_one_b",)
+    if pipeline > 4:
+        return ("one_f_one_b", "gpipe")
+    return tuple(name for name in SCHEDULES if _micro_batches(name, pipeline))
+
+
+def _micro_batches(schedule: str, pipeline: int) -> int:
+    """A small legal number of micro-batches, 0 when there is none. One more than stages where that is legal: so some
+    rank has fewer in flight than it has to do."""
+    first = 2 if pipeline == 1 else pipeline + 1 if pipeline <= 3 else 3
+    return next((m for m in range(first, first + 3 * pipeline) if SCHEDULES[schedule].legal(pipeline, m)), 0)
+
+
+def chunks(c: Configuration) -> int:
+    """Chunks of one copy of the model."""
+    return SCHEDULES[c.schedule].make(c.pipeline, _micro_batches(c.schedule, c.pipeline)).chunks_per_copy
 
 
 def possible(c: Configuration) -> bool:
@@ -106,10 +128,10 @@ def pairs(c: Configuration) -> set[Pair]:
     return {(a, getattr(c, a), b, getattr(c, b)) for a, b in combinations(NAMES, 2)}
 
 
-def feasible_pairs(degrees: tuple[int, ...]) -> set[Pair]:
+def feasible_pairs(degrees: tuple[int, ...], ranks: int = RANKS) -> set[Pair]:
     """All pairs of values of two fields that some configuration has."""
     found: set[Pair] = set()
-    for mesh in meshes(degrees):
+    for mesh in meshes(degrees, ranks):
         base = Configuration(*mesh)
         table = switches(mesh)
         found |= pairs(base)
@@ -157,13 +179,15 @@ def _draw(random: Random, candidates: tuple[tuple[int, ...], ...], wanted: Pair 
 
 
 def layers_per_stage(c: Configuration) -> tuple[int, ...]:
+    """Layers of every chunk."""
     if c.pipeline == 1:
         return (2,)
+    count = chunks(c)
     if c.stages == "uneven":
-        return tuple(2 if stage == c.pipeline // 2 else 1 for stage in range(c.pipeline))
+        return tuple(2 if stage == count // 2 else 1 for stage in range(count))
     if c.stages == "ends":
-        return (0, *((1,) * (c.pipeline - 2) or (1,)), *((0,) if c.pipeline > 2 else ()))
-    return (1,) * c.pipeline
+        return (0, 1) if count == 2 else (0, *((1,) * (count - 2)), 0)
+    return (1,) * count
 
 
 def spec_of(c: Configuration, precision: str = "fp64") -> Spec:
@@ -212,11 +236,10 @@ _MODELS = {
 
 def strategy_of(c: Configuration) -> Strategy:
     small = prod(getattr(c, axis) for axis in AXES) <= 4
-    micro_batches = 2 if c.pipeline == 1 else c.pipeline + 1 if c.pipeline <= 3 else 3
     return Strategy(
         pipeline=c.pipeline, data=c.data, context=c.context, tensor=c.tensor, sequence_parallel=c.sequence_parallel,
         context_form=c.context_form, zero=c.zero, schedule=c.schedule, recompute=c.recompute,
-        micro_batch=2 if small else 1, micro_batches=micro_batches, stages=layers_per_stage(c),
+        micro_batch=2 if small else 1, micro_batches=_micro_batches(c.schedule, c.pipeline), stages=layers_per_stage(c),
     )  # fmt: skip
 
 
