@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from titan.compiler.plan.instruction import Instruction, type_name
-from titan.compiler.plan.program import Block, Plan, Role
+from titan.compiler.plan.program import Block, BlockCall, Plan, Role
 
 Instructions = tuple[Instruction, ...]
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast")
@@ -514,6 +514,37 @@ def eager_wait_for_sends(plan: Plan) -> Iterator[tuple[str, Callable[[], Plan]]]
             return found
 
         yield stream, make
+
+
+@operator
+def exchanges_that_need_buffers(plan: Plan) -> Iterator[tuple[str, Callable[[], Plan]]]:
+    """Receives are posted only when their value is needed, and every send is waited for at once."""
+    if len(plan.roles) < 2:
+        return
+
+    def make() -> Plan:
+        found = plan
+        for role in plan.roles:
+            blocks = tuple(replace(b, instructions=_eager(_eager(b.instructions, "act"), "grad")) for b in role.blocks)
+            orders = tuple((name, _late_receives(role, calls)) for name, calls in role.orders)
+            found = with_role(found, replace(role, blocks=blocks, orders=orders))
+        return found
+
+    yield "all", make
+
+
+def _late_receives(role: Role, calls: tuple[BlockCall, ...]) -> tuple[BlockCall, ...]:
+    """Every call that posts a receive goes right before the call that waits for it."""
+    waits = {(i.reads[0], b.name) for b in role.blocks for i in b.instructions if i.opcode == "wait"}
+    posts = {b.name: i.writes[0] for b in role.blocks for i in b.instructions if i.opcode == "recv"}
+    held = [call for call in calls if call.block in posts]
+    found: list[BlockCall] = []
+    for call in calls:
+        if call.block in posts:
+            continue
+        found += [r for r in held if r.arguments == call.arguments and (posts[r.block], call.block) in waits]
+        found.append(call)
+    return tuple(found)
 
 
 def _eager(listing: Instructions, stream: str) -> Instructions:
