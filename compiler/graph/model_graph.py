@@ -25,6 +25,7 @@ class Value:
     shape: tuple[int, ...]
     kind: str = "activation"
     layout: Layout = ()
+    wide: bool = False  # its gradient is float32 (float64 in a float64 run) whatever its dtype
 
     def local(self, mesh: Mesh) -> TensorType:
         """The piece on one rank: every dim divided by the factors that shard it."""
@@ -58,7 +59,8 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class Convert:
-    """A change of layout: what it does forward and backward (opcode or `none`), over which group, on which dims."""
+    """A change of layout: what it does forward and backward (opcode or `none`), over which group, on which dims. A
+    `shift` changes no layout: every rank passes its piece to the next one on the ring `group`, backward to the last."""
 
     result: str
     source: str
@@ -88,11 +90,13 @@ class Part:
 
 @dataclass(frozen=True)
 class ModelGraph:
-    """`chain` is the model in order: (index of the part, layer number or None)."""
+    """`chain` is the model in order: (index of the part, layer number or None). `zigzag`: ranks of the ring along which
+    the sequence is permuted; 0 in natural order."""
 
     mesh: Mesh
     parts: tuple[Part, ...]
     chain: tuple[tuple[int, int | None], ...]
+    zigzag: int = 0
 
     def with_parts(self, parts: tuple[Part, ...]) -> ModelGraph:
         return replace(self, parts=parts)

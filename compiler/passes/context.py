@@ -1,7 +1,9 @@
-"""Context parallelism: the sequence is sharded over `context`; attention sees all of it in one of two forms.
+"""Context parallelism: the sequence is sharded over `context`; attention sees all of it in one of three forms.
 
 `gathered`: queries stay sharded, keys and values are gathered. `heads`: attention is sharded by heads instead
-(Ulysses); the head exchange is the all-to-all between the two layouts. Both are nothing but the dims named here.
+(Ulysses); the head exchange is the all-to-all between the two layouts. `ring`: keys and values visit all ranks (pass
+`ring`); the axis may be split, outer ranks forming rings and inner ones exchanging heads. All are nothing but the dims
+named here.
 """
 
 from __future__ import annotations
@@ -13,19 +15,22 @@ from titan.compiler.strategy import Strategy
 
 SEQUENCE = frozenset({"sequence"})
 HEADS = frozenset({"heads", "kv_heads"})
+ATTENTION = ("attention", "attention_block", "attention_merge", "wide_gradient")
 
 
 def context(graph: ModelGraph, strategy: Strategy) -> ModelGraph:
     """Shards the sequence over the context axis; attention by the context form."""
-    if "context" not in active_factors(graph.mesh):
-        return graph
-    attention = HEADS if strategy.context_form == "heads" else SEQUENCE
-    return graph.with_parts(tuple(_apply(part, attention) for part in graph.parts))
+    for factor in active_factors(graph.mesh):
+        if factor.split(".")[0] == "context":
+            heads = factor == "context.heads" or strategy.context_form == "heads"
+            attention = HEADS if heads else SEQUENCE
+            graph = graph.with_parts(tuple(_apply(part, factor, attention) for part in graph.parts))
+    return graph
 
 
-def _apply(part: Part, attention: frozenset[str]) -> Part:
+def _apply(part: Part, factor: str, attention: frozenset[str]) -> Part:
     steps = (
-        op.shard("context", attention if op.operator == "attention" else SEQUENCE) if isinstance(op, Op) else op
+        op.shard(factor, attention if op.operator in ATTENTION else SEQUENCE) if isinstance(op, Op) else op
         for op in part.steps
     )
     return replace(part, steps=tuple(steps))

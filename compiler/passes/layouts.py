@@ -6,6 +6,7 @@ where an operand's layout differs, a conversion from the one table (`compiler/pl
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass, field, replace
 
 from titan.compiler.graph.model_graph import Convert, ModelGraph, Op, Part, Value, active_factors, op_labels
@@ -29,8 +30,9 @@ START = {
 def layouts(graph: ModelGraph, strategy: Strategy) -> ModelGraph:
     """Gives every value its layout and inserts the conversions between producers and consumers."""
     factors = active_factors(graph.mesh)
+    residual = _residual(factors, strategy)
     return graph.with_parts(
-        tuple(_Part(part, graph.mesh, factors, _residual(factors, strategy)).run() for part in graph.parts)
+        tuple(_Part(part, graph.mesh, factors, residual, graph.zigzag).run() for part in graph.parts)
     )
 
 
@@ -38,9 +40,9 @@ def _residual(factors: tuple[str, ...], strategy: Strategy) -> dict[str, str]:
     """Layout of the residual stream, which crosses parts and pipeline stages."""
     found = {}
     for factor in factors:
-        if factor == "data":
+        if factor.split(".")[0] == "data":
             found[factor] = "V0"
-        elif factor == "context" or strategy.sequence_parallel:
+        elif factor.split(".")[0] == "context" or strategy.sequence_parallel:
             found[factor] = "V1"
     return found
 
@@ -51,6 +53,7 @@ class _Part:
     mesh: Mesh
     factors: tuple[str, ...]
     residual: dict[str, str]
+    zigzag: int = 0
     values: dict[str, Value] = field(default_factory=dict)
     steps: list[Op | Convert] = field(default_factory=list)
     converted: dict[tuple[str, Layout], str] = field(default_factory=dict)
@@ -64,8 +67,16 @@ class _Part:
         for name in self.part.inputs:
             if self.values[name].kind == "activation":
                 self._place(name, self.residual)
-        for index, op in enumerate(ops):
-            self._op(op, labels[index], {f for f in self.factors if index in raised[f]})
+        index = 0
+        for step in self.part.steps:
+            if isinstance(step, Convert):  # a shift: the same layout on another rank
+                self.values[step.result] = replace(
+                    self.values[step.result], layout=self.values[step.source].layout
+                )
+                self.steps.append(step)
+            elif isinstance(step, Op):
+                self._op(step, labels[index], {f for f in self.factors if index in raised[f]})
+                index += 1
         outputs = tuple(self._output(name) for name in self.part.outputs)
         return replace(self.part, outputs=outputs, values=tuple(self.values.values()), steps=tuple(self.steps))
 
@@ -156,22 +167,27 @@ class _Part:
         if op.operator not in START:
             return op
         operand, dim = START[op.operator]
+        value = self.values[op.operands[operand]]
         skip = {f for f, s in self.values[op.operands[1]].layout if s == "V1"} if op.operator == "attention" else set()
-        attributes: tuple[tuple[str, Attribute], ...] = (
-            *op.attributes,
-            ("start", self._first(op.operands[operand], dim, skip)),
-        )
-        return replace(op, attributes=attributes)
+        attributes: tuple[tuple[str, Attribute], ...] = (("start", first_index(value, dim, self.mesh, skip)),)
+        if dim == 1 and "sequence" in value.dims:
+            attributes = (*attributes, *permutation(self.zigzag, value.shape[dim]))
+        return replace(op, attributes=(*op.attributes, *attributes))
 
-    def _first(self, name: str, dim: int, skip: set[str]) -> str | int:
-        """First global index of this rank's piece along a dim, as a coordinate expression."""
-        value = self.values[name]
-        stride, terms = value.shape[dim], []
-        for factor, held in value.layout:
-            if held == f"V{dim}" and factor not in skip:
-                stride //= self.mesh.size(factor)
-                terms.append(f"@{factor}*{stride}")
-        return "+".join(terms) or 0
+
+def first_index(value: Value, dim: int, mesh: Mesh, skip: Set[str] = frozenset()) -> str | int:
+    """First global index of a rank's piece along a dim, as a coordinate expression."""
+    stride, terms = value.shape[dim], []
+    for factor, held in value.layout:
+        if held == f"V{dim}" and factor not in skip:
+            stride //= mesh.size(factor)
+            terms.append(f"@{factor}*{stride}")
+    return "+".join(terms) or 0
+
+
+def permutation(zigzag: int, sequence: int) -> tuple[tuple[str, Attribute], ...]:
+    """Attributes of an instruction or operator that needs true positions of a permuted sequence."""
+    return (("zigzag", zigzag), ("chunk", sequence // (2 * zigzag))) if zigzag else ()
 
 
 def _demand(op: Op, position: int, labels: frozenset[str], raised: bool) -> str:

@@ -8,6 +8,7 @@ from titan.compiler.graph.model_graph import ModelGraph
 from titan.compiler.passes.context import context
 from titan.compiler.passes.data import data
 from titan.compiler.passes.layouts import layouts
+from titan.compiler.passes.ring import ring
 from titan.compiler.passes.segments import segments
 from titan.compiler.passes.sequence import sequence
 from titan.compiler.passes.tensor import tensor
@@ -17,7 +18,8 @@ Pass = Callable[[ModelGraph, Strategy], ModelGraph]
 Watch = Callable[[Pass, ModelGraph, ModelGraph], None]
 
 GRAPH_PASSES: tuple[Pass, ...] = (
-    data,  # first: states only, order among the four free
+    ring,  # first: puts other operators in the place of attention
+    data,  # states only, order among the four free
     context,
     tensor,  # before sequence, which fills what tensor leaves whole
     sequence,

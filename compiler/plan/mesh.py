@@ -74,9 +74,9 @@ class Mesh:
         return tuple(ranks)
 
     def peer(self, rank: int, axis: str, offset: int) -> int:
-        """The rank `offset` further on an axis."""
+        """The rank `offset` further on an axis, around its end: every axis is a ring."""
         coordinates = self.coordinates(rank)
-        coordinates[axis] += offset
+        coordinates[axis] = (coordinates[axis] + offset) % self.size(axis)
         return self.rank(coordinates)
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from math import prod
 
 from titan.compiler.plan.layout import Layout
+from titan.compiler.plan.sequence import mean_pairs
 
 Attribute = int | float | str | bool
 Shape = tuple[int, ...]
@@ -62,6 +63,10 @@ class Operator:
     saves_weight  names that backward_weight needs beside the gradient
     weight_with_input  parameters get their gradient together with backward_input instead (norms, biases: cheap, and
                   they need the same values)
+    alone         always a segment by itself, so that what it reads and makes are registers of the plan
+    accumulates   (operand, result): the operand is an earlier, partial state of the result. It carries no gradient of
+                  its own: backward works from the final state and its gradient, whatever the part
+    wide          names whose gradients are float32 (float64 in a float64 run) whatever their dtype: sums of many parts
     typing        attributes, operand types -> (dtype, local shape) of every result
     flops         attributes, operand types -> Flops
     """
@@ -81,6 +86,9 @@ class Operator:
     weight_with_input: bool = False
     differentiable: bool = True
     partial: str = "P"  # state of a result that lacks a sharded label
+    alone: bool = False
+    accumulates: tuple[tuple[str, str], ...] = ()
+    wide: tuple[str, ...] = ()
 
     @property
     def main_results(self) -> tuple[str, ...]:
@@ -144,6 +152,19 @@ def _attention_flops(attributes: Mapping[str, Attribute], ins: tuple[TensorType,
     return Flops(2 * product, 5 * product)
 
 
+def _block_type(attributes: Mapping[str, Attribute], ins: tuple[TensorType, ...]) -> tuple[tuple[str, Shape], ...]:
+    """Partial results stay in the statistics' dtype, the final one has that of the queries."""
+    (dtype, shape), lse = _attention_type(attributes, ins)
+    return ((dtype if attributes["final"] else statistics_dtype(dtype), shape), lse)
+
+
+def _block_flops(attributes: Mapping[str, Attribute], ins: tuple[TensorType, ...]) -> Flops:
+    """As for attention, over the pairs of this step; a mean over the ring where its ranks differ."""
+    batch, sequence, width = ins[0].shape
+    product = 2.0 * batch * width * mean_pairs(attributes, sequence)
+    return Flops(2 * product, 5 * product)
+
+
 def _vocab_max_type(attributes: Mapping[str, Attribute], ins: tuple[TensorType, ...]) -> tuple[tuple[str, Shape], ...]:
     return ((statistics_dtype(ins[0].dtype), ins[0].shape[:-1]),)
 
@@ -187,6 +208,17 @@ _ROWS = (
     Operator(
         "attention", ("q", "k", "v"), ("out", "lse"), "bsn,btm,btm->bsn", _attention_type, _attention_flops,
         auxiliary=("lse",), whole="t", saves=("q", "k", "v", "out", "lse"),
+    ),
+    Operator("wide_gradient", ("x",), ("out",), "bsn->bsn", _same, lambda a, i: Flops(0.0), wide=("out",)),
+    Operator(
+        "attention_block", ("q", "k", "v"), ("out", "lse"), "bsn,btm,btm->bsn", _block_type, _block_flops,
+        auxiliary=("lse",), saves=("q", "k", "v", "out", "lse"), alone=True, wide=("q", "k", "v"),
+    ),
+    Operator(
+        "attention_merge", ("q", "k", "v", "partial", "partial_lse"), ("out", "lse"), "bsn,btm,btm,bsn,bhs->bsn",
+        _block_type, _block_flops,
+        data=("partial", "partial_lse"), auxiliary=("lse",), saves=("q", "k", "v", "out", "lse"), alone=True,
+        accumulates=(("partial", "out"), ("partial_lse", "lse")), wide=("q", "k", "v"),
     ),
     Operator("swiglu", ("gate", "up"), ("out",), "bsf,bsf->bsf", _same, _elementwise(5, 10), saves=("gate", "up")),
     Operator("gelu", ("x",), ("out",), "bsf->bsf", _same, _elementwise(8, 12), saves=("x",)),

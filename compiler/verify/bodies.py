@@ -138,9 +138,41 @@ def check_body(segment: Segment, mesh: Mesh) -> list[Finding]:
         if wrong:
             found.append(Finding("T760", f"segment {segment.name}, call {number}: {wrong}"))
         defined.update(call.results)
+    found += _finals(segment) + _wide(segment)
     missing = [v for v in segment.outputs if v not in defined]
     if missing:
         found.append(Finding("T760", f"segment {segment.name}: output `{missing[0]}` is never made"))
+    return found
+
+
+def _finals(segment: Segment) -> list[Finding]:
+    """Only results that an operator can go on with are partial; the final one differs in nothing but its dtype."""
+    found = []
+    able = {
+        value
+        for call in segment.body
+        for name, value in zip(call.row.results, call.results, strict=True)
+        if call.row.alone and name in ("out", "lse")
+    }
+    for partial, final in segment.finals:
+        types = [segment.types.get(v) for v in (partial, final)]
+        if partial not in able or partial not in segment.outputs or None in types:
+            found.append(Finding("T760", f"segment {segment.name}: `{partial}` is no partial result of it"))
+        elif (types[0].shape, types[0].layout) != (types[1].shape, types[1].layout):  # type: ignore[union-attr]
+            found.append(Finding("T760", f"segment {segment.name}: `{final}` lies otherwise than `{partial}`"))
+    return found
+
+
+def _wide(segment: Segment) -> list[Finding]:
+    """All who read or make a value agree whether its gradient is wide."""
+    found = []
+    for call in segment.body:
+        row = call.row
+        for name, value in zip(row.operands + row.results, call.operands + call.results, strict=True):
+            counts = value in segment.differentiable and name not in row.data and name not in row.auxiliary
+            if counts and value in segment.wide and name not in row.wide:
+                message = f"{call.operator} gives `{value}` a gradient of its own dtype, others a wide one"
+                found.append(Finding("T760", f"segment {segment.name}: {message}"))
     return found
 
 

@@ -16,6 +16,7 @@ from titan.compiler.plan.layout import dual
 from titan.compiler.plan.program import Block, Plan, Role
 from titan.compiler.plan.segment import Segment, parse_unit
 from titan.compiler.verify.findings import Finding, at
+from titan.compiler.verify.rings import Circulation, Exchange, bare, exchanges, in_ring
 from titan.compiler.verify.units import gradient_inputs, gradient_outputs
 
 Edge = tuple[str, int]  # (consumer, number of its operand)
@@ -27,11 +28,6 @@ _TRANSPOSE = {
     "all_to_all": ("all_to_all",),
 }
 Place = tuple[Block, int]
-
-
-def bare(name: str) -> str:
-    """Register without micro-batch and pending mark."""
-    return name.rstrip("?").partition(":")[0]
 
 
 @dataclass(frozen=True)
@@ -60,6 +56,11 @@ class Flow:
     returned: set[str] = field(default_factory=set)
     losses: list[str] = field(default_factory=list)
     place: tuple[Block, int] | None = None
+    exchanged: dict[tuple[str, int], Exchange] = field(default_factory=dict)  # (block, index of the receive)
+    rings: Circulation = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rings = Circulation(self.plan)
 
     def fail(self, message: str, code: str = "T741", place: Place | None = None) -> None:
         block, index = place or self.place or (self.role.blocks[0], -1)
@@ -70,6 +71,7 @@ class Flow:
     def run(self, blocks: tuple[Block, ...]) -> None:
         """Forward of all blocks first: a gradient's completeness needs all consumers."""
         listed = [(b, n, i) for b in blocks for n, i in enumerate(b.instructions)]
+        self.exchanged = {(b.name, e.received): e for b in blocks for e in exchanges(b)[0]}
         for block, index, instruction in listed:
             self.place = (block, index)
             self.forward(instruction)
@@ -83,6 +85,9 @@ class Flow:
             self.forward_unit(instruction)
         elif opcode == "load_batch":
             self.sources[bare(instruction.writes[0])] = str(instruction.attribute("what"))
+        elif in_ring(instruction):
+            if opcode == "recv" and self.is_forward(instruction.writes[0]):
+                self.pass_on()
         elif opcode == "recv" and self.is_forward(instruction.writes[0]):
             self.received[bare(instruction.writes[0])] = int(instruction.attribute("peer"))
         elif opcode == "send" and not instruction.reads[0].startswith("d."):
@@ -97,6 +102,19 @@ class Flow:
             name = bare(instruction.reads[0])
             self.losses.append(name)
             self.consume(name, ("loss", 0))
+
+    def exchange(self) -> Exchange | None:
+        """The exchange whose receive stands here; proof (b) says when there is none."""
+        assert self.place is not None
+        return self.exchanged.get((self.place[0].name, self.place[1]))
+
+    def pass_on(self) -> None:
+        found = self.exchange()
+        if found is not None and self.place is not None:
+            source, result = bare(found.source), bare(found.result)
+            self.moves[result] = (source, self.place[0].instructions[found.sent])
+            self.consume(source, (f"to {result}", 0))
+            self.rings.forward(source, result, found.group, found.offset)
 
     def is_forward(self, name: str) -> bool:
         return not name.startswith(("d.", "r.", "b."))
@@ -113,6 +131,9 @@ class Flow:
         assert self.place is not None
         self.places[unit] = self.place
         segment = self.segment(unit)
+        wrong = self.rings.merges(segment, instruction)
+        if wrong:
+            self.fail(wrong)
         for number, (formal, register) in enumerate(zip(segment.inputs, instruction.reads)):
             if formal in segment.differentiable:
                 self.consume(bare(register), (unit, number))
@@ -177,6 +198,9 @@ class Flow:
             self.again(instruction)
         elif opcode == "loss" and instruction.writes:
             self.gradients[bare(instruction.writes[0])] = Gradient(bare(instruction.reads[0]), frozenset({("loss", 0)}))
+        elif in_ring(instruction):
+            if opcode == "recv" and not self.is_forward(instruction.writes[0]):
+                self.come_around()
         elif opcode == "recv" and not self.is_forward(instruction.writes[0]):
             self.receive(instruction)
         elif opcode == "send" and instruction.reads[0].startswith("d."):
@@ -188,6 +212,28 @@ class Flow:
                 self.move_back(instruction)
             elif instruction.reads[0].startswith("r."):
                 self.move_again(instruction)
+
+    def come_around(self) -> None:
+        """A gradient goes home against the ring; a value that is not kept comes around again."""
+        found = self.exchange()
+        if found is None:
+            return
+        source, result = bare(found.source), bare(found.result)
+        if not source.startswith("d."):
+            again = self.rings.again(self.image(source), found.group, found.offset)
+            if again is None:
+                self.fail(f"`{result}` is nothing that came by in the forward")
+            else:
+                self.images[result] = again
+            return
+        held = self.known(source)
+        if held is None:
+            return
+        origin, first = self.moves.get(held.value, ("", None))
+        if first is None or first.group != found.group or first.attribute("peer") != -found.offset:
+            self.fail(f"`{source}` goes {found.offset} ranks on, `{held.value}` did not come from there")
+        elif self.whole(source, held.value):
+            self.gradients[result] = Gradient(origin, frozenset({(f"to {held.value}", 0)}))
 
     def receive(self, instruction: Instruction) -> None:
         """The gradient of a value that was sent comes from where the value went."""
@@ -246,6 +292,10 @@ class Flow:
         segment = self.segment(unit)
         registers = dict(zip(segment.inputs, map(bare, first.reads)))
         registers |= dict(zip(segment.outputs, map(bare, first.writes)))
+        for formal in segment.outputs:
+            if (formal in dict(segment.finals)) != (registers[formal] in self.rings.becomes):
+                self.fail(f"`{registers[formal]}` is partial in the program or in {segment.name}, not in both")
+            registers[segment.final(formal)] = self.rings.final(registers[formal])
         reads = list(map(bare, instruction.reads))
         for formal in gradient_outputs(segment):
             self.whole(reads.pop(0), registers[formal])
@@ -324,6 +374,9 @@ def _complete(flow: Flow) -> None:
             flow.fail(f"{unit} runs backward {len(ran)} times ({', '.join(ran) or 'never'})", "T740", flow.places[unit])
     for unit in flow.backwards:
         flow.fail(f"{unit} runs backward but never forward", "T740")
+    for partial in flow.rings.becomes:
+        if flow.edges(partial):
+            flow.fail(f"`{partial}` is a partial result, it is read as if it were final")
     for value in flow.received.keys() - flow.returned:
         if flow.edges(value):
             flow.fail(f"the gradient of `{value}` is not given back to where it came from", "T742")
@@ -334,13 +387,20 @@ def train_flow(plan: Plan, role: Role, blocks: tuple[Block, ...]) -> Flow:
     flow = Flow(plan, role)
     flow.run(blocks)
     _complete(flow)
+    _rings(flow)
     return flow
+
+
+def _rings(flow: Flow) -> None:
+    for unit, wrong in flow.rings.steps(flow.forwards, {unit: flow.segment(unit) for unit in flow.forwards}):
+        flow.fail(wrong, "T741", flow.places[unit])
 
 
 def evaluate_flow(plan: Plan, role: Role, blocks: tuple[Block, ...]) -> Flow:
     """The forward of one micro-batch in an evaluation; nothing may run backward."""
     flow = Flow(plan, role)
     flow.run(blocks)
+    _rings(flow)
     for unit in flow.backwards:
         flow.fail(f"{unit} runs backward in an evaluation", "T740")
     return flow

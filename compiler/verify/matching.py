@@ -2,7 +2,7 @@
 
 Rank symmetry. All ranks of a role run one program, and peers and groups are named relative to the mesh. So a group
 whose members share a pipeline coordinate agrees with itself by construction; only groups that join several programs and
-the transfers along the pipeline can disagree, and they do so for all ranks alike. Verifying roles verifies all ranks.
+the transfers can disagree, and they do so for all ranks alike. Verifying roles verifies all ranks.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from titan.compiler.plan.opcodes import OPCODES
 from titan.compiler.plan.operators import TensorType
 from titan.compiler.plan.program import Block, Plan, Role
 from titan.compiler.verify.findings import MOST, Finding, at, crosses_programs
+from titan.compiler.verify.rings import in_ring, ring_matching
 
 _COLLECTIVE = frozenset(n for n, row in OPCODES.items() if row.kind == "collective") | {"unshard", "reduce_grad"}
 _TRANSFER = frozenset(n for n, row in OPCODES.items() if row.kind == "transfer")
@@ -33,8 +34,8 @@ class _Event:
 
 def _size(plan: Plan, instruction: Instruction) -> tuple[object, ...]:
     """What members must agree on beside opcode and attributes: the tensor's type, or the bucket's length and dtype."""
-    if instruction.updates:
-        bucket = plan.bucket_table[instruction.updates[0].partition(".")[2]]
+    if instruction.opcode in ("unshard", "reduce_grad"):
+        bucket = plan.bucket_of((*instruction.updates, *instruction.reads)[0])
         return ("bucket", bucket.name, bucket.elements, bucket.dtype)
     tensor: TensorType = plan.types[type_name(instruction.writes[0])]
     return (tensor.dtype, tensor.shape)
@@ -54,7 +55,7 @@ def _events(plan: Plan, role: Role) -> tuple[dict[str, list[_Event]], list[Findi
                     wrong.append(at("T721", message, role, block, index))
                 signature = (instruction.opcode, _size(plan, instruction), instruction.attributes, instruction.stream)
                 events.append(_Event(index, instruction, instruction.group, signature, _symbol(instruction.writes[0])))
-            elif instruction.opcode in _TRANSFER:
+            elif instruction.opcode in _TRANSFER and not in_ring(instruction):
                 if plan.mesh.resolve(instruction.group) != ("pipeline",):
                     wrong.append(at("T722", "transfers run along the pipeline axis", role, block, index))
                     continue
@@ -67,7 +68,7 @@ def _events(plan: Plan, role: Role) -> tuple[dict[str, list[_Event]], list[Findi
                 events.append(_Event(index, instruction, channel, (base, peer), symbol))
         if events:
             found[block.name] = events
-    return found, wrong
+    return found, wrong + list(ring_matching(plan, role))
 
 
 def _symbol(name: str) -> str:

@@ -16,6 +16,7 @@ from titan.compiler.plan.instruction import Instruction
 from titan.compiler.plan.opcodes import OPCODES
 from titan.compiler.plan.program import Block, Plan, Role
 from titan.compiler.verify.findings import Finding, at, crosses_programs
+from titan.compiler.verify.rings import in_ring, ring_progress
 
 Token = tuple[str, int]  # pending register: base name and micro-batch
 Queue = tuple[int, str]  # stage and name of a stream or of one end of a channel
@@ -70,6 +71,8 @@ def _actions(plan: Plan, role: Role) -> dict[str, list[_Action]]:
 
 def _issue(plan: Plan, role: Role, index: int, instruction: Instruction, streams: set[str]) -> _Action | None:
     base, _, symbol = instruction.writes[0].rstrip("?").partition(":")
+    if in_ring(instruction):
+        return None  # its neighbours do the same at the same time: see `ring_progress`
     if instruction.row.kind == "transfer":
         peer = role.pipeline + int(instruction.attribute("peer"))
         ends = (role.pipeline, peer) if instruction.opcode == "send" else (peer, role.pipeline)
@@ -217,7 +220,7 @@ def _deadlock(run: _Run, blocked: list[_Program]) -> Finding:
 
 def progress(plan: Plan) -> list[Finding]:
     """Findings of proof (c): at most one deadlock for each order."""
-    findings = []
+    findings = [finding for role in plan.roles for finding in ring_progress(role)]
     actions = {role.pipeline: _actions(plan, role) for role in plan.roles}
     for order in ("train", "evaluate"):
         run = _Run([_Program(role, order, actions[role.pipeline]) for role in plan.roles])

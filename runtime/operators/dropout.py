@@ -7,13 +7,15 @@ every layout, micro-batch size and recomputation draws the same mask.
 from __future__ import annotations
 
 import torch
+from titan.compiler.plan.sequence import Run
 from titan.runtime.place import Attributes, Gradients, Place, Saved
+from titan.runtime.positions import positions, runs_of
 from titan.runtime.random import bits, key
 from torch import Tensor
 
 
 def forward(attributes: Attributes, place: Place, x: Tensor) -> tuple[Tensor, ...]:
-    """[batch, sequence, hidden] -> the same; row b is sample `place.samples[b]`, positions count from `start`."""
+    """[batch, sequence, hidden] -> the same; row b is sample `place.samples[b]`, places count from `start`."""
     return (_dropped(attributes, place, x),)
 
 
@@ -31,16 +33,18 @@ def _dropped(attributes: Attributes, place: Place, x: Tensor) -> Tensor:
     p = float(attributes["p"])
     if p == 0.0 or not place.training:
         return x
-    start = int(attributes.get("start", 0))
-    dropped = ~kept(place, attributes.get("site", ""), p, start, x.shape[1], x.shape[2], x.device)
+    found = runs_of(attributes, x.shape[1])
+    dropped = ~kept(place, attributes.get("site", ""), p, found, x.shape[2], x.device)
     return (x * (1.0 / (1.0 - p))).masked_fill_(dropped, 0.0)
 
 
-def kept(place: Place, site: str | int, p: float, start: int, length: int, width: int, device: torch.device) -> Tensor:
-    """Mask [samples, length, width] of the elements that stay; one 64-bit word serves two neighbours in the width."""
+def kept(place: Place, site: str | int, p: float, found: tuple[Run, ...], width: int, device: torch.device) -> Tensor:
+    """Mask [samples, positions of the runs, width] of the elements that stay; one 64-bit word serves two neighbours in
+    the width."""
     layer = -1 if place.layer is None else place.layer
     keys = [key(place.seed, "dropout", place.step, sample, layer, site) for sample in place.samples]
     words = (width + 1) // 2
-    counters = torch.arange(start * words, (start + length) * words, device=device).view(1, length, words)
+    counters = positions(tuple((start * words, length * words) for start, length in found), device)
+    counters = counters.view(1, -1, words)
     lanes = bits(torch.tensor(keys, device=device).view(-1, 1, 1), counters).view(torch.int32)
     return lanes[..., :width] >= round(p * 2**32) - 2**31

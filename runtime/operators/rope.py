@@ -10,15 +10,17 @@ from functools import lru_cache
 from math import pi
 
 import torch
+from titan.compiler.plan.sequence import Run
 from titan.runtime.dtypes import statistics
 from titan.runtime.place import Attributes, Gradients, Place, Saved
+from titan.runtime.positions import positions, runs_of
 from torch import Tensor
 
 Scaling = tuple[float, float, float, float]
 
 
 def forward(attributes: Attributes, place: Place, x: Tensor) -> tuple[Tensor, ...]:
-    """[batch, sequence, heads * head_dim] -> the same; positions count from `start`."""
+    """[batch, sequence, heads * head_dim] -> the same; places count from `start`."""
     return (_turn(attributes, x, 1),)
 
 
@@ -35,8 +37,7 @@ def backward_weight(
 def _turn(attributes: Attributes, x: Tensor, direction: int) -> Tensor:
     width = int(attributes["head_dim"])
     heads = x.view(*x.shape[:-1], -1, width)
-    start = int(attributes.get("start", 0))
-    cosine, sine = _table(start, x.shape[1], width, float(attributes["theta"]), _scaling(attributes), direction,
+    cosine, sine = _table(runs_of(attributes, x.shape[1]), width, float(attributes["theta"]), _scaling(attributes), direction,
                           statistics(x.dtype), str(x.device))  # fmt: skip
     half = width // 2
     swapped = torch.cat((heads[..., half:], heads[..., :half]), -1)
@@ -51,8 +52,7 @@ def _scaling(attributes: Attributes) -> Scaling | None:
 
 @lru_cache(maxsize=64)
 def _table(
-    start: int,
-    length: int,
+    found: tuple[Run, ...],
     width: int,
     theta: float,
     scaling: Scaling | None,
@@ -62,7 +62,7 @@ def _table(
 ) -> tuple[Tensor, Tensor]:
     """Cosine and signed sine [length, 1, head_dim], formed in float64 so that late positions stay exact."""
     turns = frequencies(width, theta, scaling)
-    angles = torch.arange(start, start + length, dtype=torch.float64).unsqueeze(1) * turns
+    angles = positions(found).to(torch.float64).unsqueeze(1) * turns
     cosine, sine = angles.cos(), angles.sin() * direction
     whole = torch.cat((cosine, cosine), -1), torch.cat((-sine, sine), -1)
     return tuple(t.unsqueeze(1).to(device=device, dtype=dtype) for t in whole)  # type: ignore[return-value]

@@ -69,7 +69,7 @@ def test_normal_does_not_depend_on_the_piece() -> None:
 
 def _mask(samples: tuple[int, ...], start: int, length: int, width: int, **place: int) -> Tensor:
     at = Place(seed=place.get("seed", 1), step=place.get("step", 2), samples=samples, layer=place.get("layer", 3))
-    return kept(at, "ffn", 0.3, start, length, width, torch.device("cpu"))
+    return kept(at, "ffn", 0.3, ((start, length),), width, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("width", [8, 9])

@@ -1,0 +1,150 @@
+"""Ring attention: keys and values pass from rank to rank, and every rank's queries meet each of them in turn.
+
+The pass replaces an attention by its steps. In step j a rank holds the keys and values that started j ranks before it;
+they are passed on before the step computes, so that the next ones arrive meanwhile. Results are merged by their
+log-sum-exps. Backward follows mechanically: gradients of keys and values travel the ring the other way and are home
+after the last hop; the keys and values themselves are not kept but travel with them (`compiler/passes/transpose.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from titan.compiler.graph.model_graph import Convert, ModelGraph, Op, Part, active_factors
+from titan.compiler.plan.instruction import Instruction
+from titan.compiler.plan.operators import statistics_dtype
+from titan.compiler.plan.segment import Segment
+from titan.compiler.strategy import Strategy
+
+
+def ring_factor(graph: ModelGraph) -> str:
+    """The factor whose ranks form the rings; empty when there is none."""
+    found = [f for f in active_factors(graph.mesh) if f in ("context", "context.ring")]
+    return found[0] if found else ""
+
+
+def ring(graph: ModelGraph, strategy: Strategy) -> ModelGraph:
+    """Replaces attention by ring steps where the context form says so."""
+    factor = ring_factor(graph)
+    if strategy.context_form != "ring" or not factor:
+        return graph
+    size = graph.mesh.size(factor)
+    zigzag = size if strategy.context_order == "zigzag" else 0
+    graph = graph.with_parts(tuple(_Ring(part, factor, size, bool(zigzag)).run() for part in graph.parts))
+    return replace(graph, zigzag=zigzag)
+
+
+class _Ring:
+    """One part."""
+
+    def __init__(self, part: Part, factor: str, size: int, zigzag: bool) -> None:
+        self.part, self.factor, self.size, self.zigzag = part, factor, size, zigzag
+        self.values = part.table
+        self.steps: list[Op | Convert] = []
+
+    def run(self) -> Part:
+        for step in self.part.steps:
+            assert not hasattr(step, "body"), "rings are made before segments"
+            if isinstance(step, Op) and step.operator == "attention":
+                self._attention(step)
+            elif isinstance(step, Op | Convert):
+                self.steps.append(step)
+        return replace(self.part, values=tuple(self.values.values()), steps=tuple(self.steps))
+
+    def _attention(self, op: Op) -> None:
+        queries, keys, values = (self._first(name) for name in op.operands)
+        out, lse = op.results
+        partial: tuple[str, ...] = ()
+        for step in range(self.size):
+            final = step == self.size - 1
+            now = (keys, values)
+            if not final:
+                keys, values = self._shift(keys, step + 1), self._shift(values, step + 1)
+            results = (out, lse) if final else self._partial(out, lse, step)
+            attributes = (*op.attributes, ("step", step), ("ring", self.size), ("rank", f"@{self.factor}*1"))
+            attributes = (*attributes, ("zigzag", self.zigzag), ("final", final))
+            operator = "attention_merge" if step else "attention_block"
+            self.steps.append(Op(operator, results, (queries, *now, *partial), attributes))
+            partial = results
+
+    def _first(self, name: str) -> str:
+        """The rank's own piece, whose gradient is a sum over all steps."""
+        result = f"{name}.ring0"
+        self.values[result] = replace(self.values[name], name=result, wide=True)
+        self.steps.append(Op("wide_gradient", (result,), (name,), (("dtype", self.values[name].dtype),)))
+        return result
+
+    def _shift(self, name: str, step: int) -> str:
+        result = f"{name.rpartition('.ring')[0]}.ring{step}"
+        self.values[result] = replace(self.values[name], name=result)
+        self.steps.append(Convert(result, name, "shift", "shift", self.factor, None, None))
+        return result
+
+    def _partial(self, out: str, lse: str, step: int) -> tuple[str, str]:
+        names = (f"{out}.part{step}", f"{lse}.part{step}")
+        wide = statistics_dtype(self.values[out].dtype)
+        for name, final in zip(names, (out, lse), strict=True):
+            self.values[name] = replace(self.values[final], name=name, dtype=wide)
+        return names
+
+
+def shifts(part: Part) -> tuple[Convert, ...]:
+    """The steps of a part that pass values along a ring. Their results are not kept: in backward they come around
+    again."""
+    return tuple(step for step in part.steps if isinstance(step, Convert) and step.forward == "shift")
+
+
+def pass_on(result: str, source: str, group: str, stream: str, peer: int) -> list[Instruction]:
+    """Sends `source` to the rank `peer` further on the ring and receives `result` from the rank on the other side."""
+    attributes = (("peer", peer),)
+    return [
+        Instruction("send", (f"t.{result}?",), (source,), (), "", group, f"{group}.{stream}", attributes),
+        Instruction("recv", (f"{result}?",), (), (), "", group, f"{group}.{stream}", (("peer", -peer),)),
+    ]
+
+
+def arrive(result: str) -> list[Instruction]:
+    """Waits for both halves of `pass_on`."""
+    return [Instruction("wait", (result,), (f"{result}?",)), Instruction("wait", (), (f"t.{result}?",))]
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """A value that comes around the ring again in backward: `result` of the last step is what the next rank started
+    with, that of an earlier step what the next rank had in the step after."""
+
+    result: str
+    source: str
+    group: str
+
+
+def rotations(part: Part) -> dict[int, list[Rotation]]:
+    """What backward passes on before it visits the step of each index. The first rotation goes one step ahead of the
+    attention, the others one step ahead of the block that needs them."""
+    readers = {v: n for n, step in enumerate(part.steps) if isinstance(step, Segment) for v in step.inputs}
+    after = {shift.source: shift.result for shift in shifts(part)}
+    found: dict[int, list[Rotation]] = {}
+    for shift in shifts(part):
+        source = after.get(shift.result)
+        if source is not None:
+            found.setdefault(readers[source], []).append(Rotation(shift.result, source, shift.group))
+            continue
+        first, before = shift.source, {result: source for source, result in after.items()}
+        while first in before:
+            first = before[first]
+        index = min(readers[shift.result] + 1, len(part.steps) - 1)
+        found.setdefault(index, []).append(Rotation(shift.result, first, shift.group))
+    return found
+
+
+def homeward(part: Part) -> dict[int, list[Convert]]:
+    """Shifts whose gradients backward sends home before it visits the block of each index: those that forward issues
+    right before that block."""
+    found: dict[int, list[Convert]] = {}
+    waiting: list[Convert] = []
+    for index, step in enumerate(part.steps):
+        if isinstance(step, Convert) and step.forward == "shift":
+            waiting.append(step)
+        elif waiting:
+            found[index], waiting = waiting, []
+    return found

@@ -1,0 +1,85 @@
+"""One step of ring attention: the queries of this rank against the keys that are visiting it.
+
+Tensors are [batch, length, heads * head_dim] as in the plan; which queries see which keys follows from the step and the
+rank (`titan.compiler.plan.sequence`). Partial results and gradients are float32, or float64 in a float64 run.
+"""
+
+from __future__ import annotations
+
+import torch
+from titan.compiler.plan.sequence import Square, visible
+from titan.runtime.attention_blocks import attention_block, attention_block_backward
+from titan.runtime.dtypes import statistics
+from titan.runtime.place import Attributes, Gradients, Saved
+from torch import Tensor
+
+Partial = tuple[Tensor, Tensor]  # out [batch, length, heads * head_dim], lse [batch, heads, length]
+
+
+def first_step(attributes: Attributes, q: Tensor, k: Tensor, v: Tensor) -> Partial:
+    """Own queries against own keys."""
+    square = visible(attributes, q.shape[1])
+    assert square is not None  # the own keys are always seen
+    out, lse = _forward(attributes, square, q, k, v)
+    joined = out.transpose(1, 2).flatten(2)
+    return joined.to(_result_dtype(attributes, q)).contiguous(), lse
+
+
+def next_step(attributes: Attributes, q: Tensor, k: Tensor, v: Tensor, partial: Tensor, partial_lse: Tensor) -> Partial:
+    """The partial result of the keys so far, with the visiting keys merged in."""
+    square, dtype = visible(attributes, q.shape[1]), _result_dtype(attributes, q)
+    if square is None:
+        return partial.to(dtype, copy=True), partial_lse.clone()
+    out, lse = partial.clone(), partial_lse.clone()
+    block, block_lse = _forward(attributes, square, q, k, v)
+    before = lse.narrow(2, square.query, square.queries)
+    total = torch.logaddexp(before, block_lse)
+    target = _heads(out, attributes).narrow(2, square.query, square.queries)
+    target.mul_((before - total).exp().unsqueeze(-1))
+    target.addcmul_(block.to(out.dtype), (block_lse - total).exp().unsqueeze(-1))
+    before.copy_(total)
+    return out.to(dtype), lse
+
+
+def step_backward(attributes: Attributes, saved: Saved, gradients: Gradients) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of queries, keys and values from this step; `out`, `lse` and the gradient are those of all steps."""
+    q, k, v = saved["q"], saved["k"], saved["v"]
+    wide = statistics(q.dtype)
+    square = visible(attributes, q.shape[1])
+    if square is None:
+        return torch.zeros_like(q, dtype=wide), torch.zeros_like(k, dtype=wide), torch.zeros_like(v, dtype=wide)
+    rows, columns = (square.query, square.queries), (square.key, square.keys)
+    given = [_heads(x, attributes).narrow(2, *rows) for x in (gradients[0], q, saved["out"])]
+    keys = [_heads(x, attributes).narrow(2, *columns) for x in (k, v)]
+    lse = saved["lse"].narrow(2, *rows).contiguous()
+    found = attention_block_backward(given[0], given[1], *keys, given[2], lse, square.causal)
+    places = (rows, columns, columns)
+    return tuple(  # type: ignore[return-value]
+        _placed(d, like, place, attributes, wide) for d, like, place in zip(found, (q, k, v), places, strict=True)
+    )
+
+
+def _forward(attributes: Attributes, square: Square, q: Tensor, k: Tensor, v: Tensor) -> Partial:
+    queries = _heads(q, attributes).narrow(2, square.query, square.queries)
+    keys, values = (_heads(x, attributes).narrow(2, square.key, square.keys) for x in (k, v))
+    return attention_block(queries, keys, values, square.causal)
+
+
+def _placed(
+    gradient: Tensor, like: Tensor, place: tuple[int, int], attributes: Attributes, dtype: torch.dtype
+) -> Tensor:
+    """The gradient of a part, [batch, heads, part, head_dim], in zeros for the rest, in the plan's form."""
+    if place[1] == like.shape[1]:
+        return gradient.transpose(1, 2).flatten(2).to(dtype).contiguous()
+    whole = torch.zeros_like(like, dtype=dtype)
+    _heads(whole, attributes).narrow(2, *place).copy_(gradient)
+    return whole
+
+
+def _result_dtype(attributes: Attributes, q: Tensor) -> torch.dtype:
+    return q.dtype if attributes["final"] else statistics(q.dtype)
+
+
+def _heads(x: Tensor, attributes: Attributes) -> Tensor:
+    """[batch, length, heads * d] -> [batch, heads, length, d], without a copy."""
+    return x.view(x.shape[0], x.shape[1], -1, int(attributes["head_dim"])).transpose(1, 2)
