@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 FIRST_LINES = 3
 PAUSE = 2.0  # seconds between plain lines
+WIDE = 120  # columns of a terminal that has room for a bar beside the figures
 WARM_UP = 1  # steps that speed is not measured over: the first one meets cold caches and new connections
 
 
@@ -96,9 +97,9 @@ class Progress:
         parts = [
             f"loss {loss:.4f}",
             f"{record['tokens_per_s']:,.0f} tokens/s",
-            self._expected.utilisation(record["tokens_per_s"], self._ranks),
             f"{record['step_time_s']:.3f} s{predicted}",
             f"{record['process_peak_bytes'] / (1 << 20):,.0f} MiB",
+            self._expected.utilisation(record["tokens_per_s"], self._ranks),
         ]
         return "  ".join(part for part in parts if part)
 
@@ -165,16 +166,15 @@ class Progress:
 
 def _bar(first: int, stop: int) -> Bar:
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
-    columns = (
-        MofNCompleteColumn(),
-        BarColumn(bar_width=16),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[figures]}"),
-    )
-    bar = Bar(*columns, console=Console(stderr=True), refresh_per_second=4)
+    console = Console(stderr=True)
+    columns: list[ProgressColumn] = [MofNCompleteColumn(), TimeRemainingColumn()]
+    if console.width >= WIDE:
+        columns.insert(1, BarColumn(bar_width=16))
+    columns.append(TextColumn("{task.fields[figures]}", markup=False))
+    bar = Bar(*columns, console=console, refresh_per_second=4)
     bar.add_task("train", total=stop, completed=first, figures="starting")
     bar.start()
     return bar
