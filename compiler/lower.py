@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from titan.compiler.graph.build import COMPUTE_DTYPE, build
@@ -22,7 +22,6 @@ from titan.compiler.plan.operators import TensorType, statistics_dtype
 from titan.compiler.plan.program import Block, BlockCall, Bucket, Buffer, Plan, Role
 from titan.compiler.plan.segment import Segment
 from titan.compiler.schedules.order import Order, forward_only
-from titan.compiler.schedules.registry import SCHEDULES
 from titan.compiler.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ def lower(spec: Spec, strategy: Strategy) -> Plan:
     model = spec.model
     mesh = strategy.mesh(model.attention.kv_heads if model.attention else strategy.tensor)
     graph = run(build(spec, strategy, mesh), strategy)
-    order = SCHEDULES[strategy.schedule].make(strategy.pipeline, strategy.micro_batches)
+    order = strategy.order
     chunks = _chunks(graph, strategy.stages, order)
     homes = _homes(graph, chunks, order.placement)
     initializer = (model.initializer, model.init_std)
@@ -44,7 +43,7 @@ def lower(spec: Spec, strategy: Strategy) -> Plan:
     layers = sum(strategy.stages)
     writer = BlockWriter(graph, {p.name: p.bucket for p in parameters}, layers, strategy.recompute)
     dtype = COMPUTE_DTYPE[spec.train.precision]
-    window = sends_outstanding(strategy.schedule, strategy.pipeline)
+    window = sends_outstanding(strategy)
     bodies = transfers(order, window)
     forwards = transfers(forward_only(order, strategy.micro_batches), window, "E")
     roles = tuple(
@@ -180,6 +179,13 @@ def _types(graph: ModelGraph, layers: int, statistic: str) -> tuple[tuple[str, T
     return tuple(sorted(found.items()))
 
 
+def _choices(strategy: Strategy) -> dict[str, Any]:
+    """The strategy without the order, which the programs hold."""
+    found = asdict(replace(strategy, written_order=None))
+    del found["written_order"], found["wished_chunks"]
+    return {**found, "chunks": strategy.chunks}
+
+
 def _settings(spec: Spec, strategy: Strategy) -> tuple[tuple[str, str], ...]:
     train, optimizer = spec.train, spec.train.optimizer
     values: dict[str, Any] = {
@@ -187,8 +193,8 @@ def _settings(spec: Spec, strategy: Strategy) -> tuple[tuple[str, str], ...]:
         "model": spec.model.model_dump(),
         "cluster": spec.cluster.model_dump(),
         "memory.limit_bytes": int(spec.cluster.device.memory * spec.objective.memory_fraction),
-        "strategy": asdict(strategy),
-        "transfers.window": sends_outstanding(strategy.schedule, strategy.pipeline),
+        "strategy": _choices(strategy),
+        "transfers.window": sends_outstanding(strategy),
         "train.sequence": train.sequence,
         "train.global_batch": train.global_batch,
         "train.micro_batch": strategy.micro_batch,

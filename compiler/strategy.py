@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from math import gcd
 
 from titan.compiler.plan.mesh import Mesh
+from titan.compiler.schedules.order import Order
+from titan.compiler.schedules.registry import SCHEDULES
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +23,9 @@ class Strategy:
     schedule           a name of `compiler/schedules`
     recompute          `none` or `full`, for every layer
     micro_batch        sequences per micro-batch and data rank
-    stages             layers of each chunk, in model order; chunk c is held by pipeline rank c (one chunk per rank)
+    stages             layers of each chunk of one copy of the model, in model order; the schedule places the chunks
+    wished_chunks      chunks per rank before the stages are known; 0: as many as the schedule usually has
+    written_order      an order that no schedule's rule makes: found for this model, or read from a file
     reasons            (field, origin, sentence): origin is user, default or search
     """
 
@@ -39,10 +43,26 @@ class Strategy:
     micro_batches: int = 1
     stages: tuple[int, ...] = ()
     reasons: tuple[tuple[str, str, str], ...] = field(default=())
+    written_order: Order | None = None
+    wished_chunks: int = 0
 
     @property
     def world_size(self) -> int:
         return self.region * self.pipeline * self.data * self.context * self.tensor
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of one copy that a pipeline rank holds."""
+        if self.stages:
+            return len(self.stages) // self.pipeline
+        return self.wished_chunks or SCHEDULES[self.schedule].chunks
+
+    @property
+    def order(self) -> Order:
+        """What every pipeline rank does."""
+        if self.written_order is not None:
+            return self.written_order
+        return SCHEDULES[self.schedule].order(self.pipeline, self.micro_batches, self.chunks)
 
     def mesh(self, kv_heads: int) -> Mesh:
         """The mesh; with more tensor ranks than KV heads, `tensor` is split into `tensor.kv` and `tensor.rep`."""

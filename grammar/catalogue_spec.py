@@ -317,4 +317,28 @@ ROWS: tuple[Code, ...] = (
         "zero = 1, data = 1",
         "Remove it, or raise the degree.",
     ),
+    Code(
+        "T252",
+        "chunks that the schedule does not have",
+        "Each schedule says how many chunks of the model a pipeline rank holds; `stages` has one entry per chunk.",
+        "A stage list of another schedule, or several chunks where the schedule has one.",
+        "schedule = zero_bubble_v, chunks = 3",
+        "Take a schedule with this number of chunks, or list pipeline x chunks stages.",
+    ),
+    Code(
+        "T253",
+        "micro-batches that the schedule does not take",
+        "Some orders exist only from a number of micro-batches on, or for even numbers of ranks and micro-batches.",
+        "DualPipe with fewer than two micro-batches per rank, or an odd number of ranks.",
+        "schedule = dualpipe, pipeline = 8, global_batch = 14",
+        "Take one of the counts shown, by global_batch, data or micro_batch, or another schedule.",
+    ),
+    Code(
+        "T254",
+        "fewer micro-batches than stages (warning)",
+        "With m micro-batches on p stages the share (p - 1) / (m + p - 1) of the time is bubble.",
+        "A small batch on a deep pipeline.",
+        "pipeline = 8                # 1 micro-batch",
+        "Raise the batch, lower micro_batch, or take fewer stages.",
+    ),
 )

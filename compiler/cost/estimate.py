@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from math import inf
+from math import ceil, inf
 from typing import Any, NamedTuple
 
 from titan.compiler.cost.compute import attention_seconds, fullest, gemm_seconds, moved_seconds
@@ -17,6 +17,8 @@ from titan.compiler.cost.machine import Machine
 from titan.compiler.cost.memory import upper_bound
 from titan.compiler.cost.network import Placement, bases, collective_seconds, place, transfer_seconds
 from titan.compiler.plan.operators import DTYPE_BYTES
+from titan.compiler.schedules.order import Times
+from titan.compiler.schedules.registry import SCHEDULES
 from titan.compiler.strategy import Strategy
 
 
@@ -96,6 +98,27 @@ def strided(stride: int, number: int, devices_per_node: int) -> Placement:
     """Placement of groups of `number` ranks that stand `stride` apart."""
     outside = ((1, stride), (stride * number, devices_per_node))
     return place(((stride, number),), bases(0, outside, devices_per_node), devices_per_node)
+
+
+class Held(NamedTuple):
+    """What a pipeline rank holds: the stages of its chunks, and how many of these are a model's first or last."""
+
+    stages: tuple[int, ...]
+    firsts: int
+    lasts: int
+
+
+@lru_cache(maxsize=4096)
+def held_by_rank(schedule: str, ranks: int, chunks: int) -> tuple[Held, ...]:
+    """What every rank holds under a schedule."""
+    row = SCHEDULES[schedule]
+    placement = row.place(ranks, chunks)
+    number = len(placement) // row.copies
+    found = []
+    for rank in range(ranks):
+        stages = tuple(c % number for c, r in enumerate(placement) if r == rank)
+        found.append(Held(stages, stages.count(0), stages.count(number - 1)))
+    return tuple(found)
 
 
 class Estimator:
@@ -211,71 +234,90 @@ class Estimator:
         micro_batches = self.global_batch // (s.data * s.micro_batch)
         one = layer.forward + layer.backward + (layer.forward if s.recompute == "full" else 0.0)
         ends = head.forward + head.backward
-        stage = max(s.stages) if s.stages else self.bottleneck(s.pipeline, one, ends)
+        copies = SCHEDULES[s.schedule].copies
+        loads = [sum(s.stages[c] for c in rank.stages) / copies for rank in self._held(s)] if s.stages else []
+        stage = ceil(max(loads)) if loads else self.bottleneck(s.pipeline, one, ends / copies)
         tensors = self._peak(s, stage, micro_batches, layer, head)
         communicators = round(self._communicators(s) * self.machine.figures["communicator_bytes"])
         point = round(tensors * (1 + self.machine.figures["allocator_slack"])) + communicators + self.machine.reserved
         seconds = inf
         if point <= limit:
-            last = s.stages[-1] if s.stages else 1
-            slowest = max(stage * one, last * one + ends) if s.pipeline > 1 else stage * one + ends
+            at_end = [r for r, rank in enumerate(self._held(s)) if rank.lasts][-1]
+            last = loads[at_end] if loads else 1
+            slowest = max(stage * one, last * one + ends / copies) if s.pipeline > 1 else stage * one + ends
             whole = self.shape.layers * one + ends
-            seconds = self._pipeline_seconds(s, micro_batches, slowest, whole, layer.entry)
-            seconds += self._step_end(s, self._weights(s, stage, True))
+            forward = (self.shape.layers * layer.forward + head.forward) / s.pipeline
+            weight = (self.shape.layers * layer.backward + head.backward) / s.pipeline / 2
+            times = Times(forward, whole / s.pipeline - forward - weight, weight)
+            seconds = self._pipeline_seconds(s, micro_batches, slowest, times, layer.entry)
+            seconds += self._step_end(s, self._weights(s, stage * copies, max(map(self._ends, self._held(s)))))
         return Estimate(seconds, point, upper_bound(self.machine, tensors, communicators), stage)
 
-    def _pipeline_seconds(self, s: Strategy, micro_batches: int, slowest: float, whole: float, size: int) -> float:
-        """Fill and drain, and the steady state: the slowest stage, or a cycle of 1F1B. Over n consecutive stages
-        n micro-batches are under way, so n steps take at least the stages' times and their links there and back."""
+    def _held(self, s: Strategy) -> tuple[Held, ...]:
+        return held_by_rank(s.schedule, s.pipeline, s.chunks)
+
+    def _pipeline_seconds(self, s: Strategy, micro_batches: int, slowest: float, times: Times, size: int) -> float:
+        """Fill and drain, and the steady state: the slowest rank, or a cycle of 1F1B. Over n consecutive stages
+        n micro-batches are under way, so n steps take at least the stages' times and their links there and back.
+        `times` are those of a mean rank."""
         if s.pipeline == 1:
             return micro_batches * slowest
         stride = s.data * s.context * s.tensor
         slow = min(-(-s.pipeline * stride // self.machine.devices_per_node) - 1, s.pipeline - 1)
         near, far = (transfer_seconds(self.machine, crosses, size) for crosses in (False, True))
         links = 2 * (slow * far + (s.pipeline - 1 - slow) * near)
-        mean = whole / s.pipeline
+        mean = times.forward + times.backward
+        whole = s.pipeline * mean
+        if s.schedule not in ("one_f_one_b", "gpipe"):
+            bubble = SCHEDULES[s.schedule].bubble(s.pipeline, times, s.chunks)
+            return micro_batches * slowest + bubble + s.chunks * links
         cycle = max(mean + links / s.pipeline, mean + (far if slow else near)) if micro_batches >= s.pipeline else 0.0
         return whole + links + (micro_batches - 1) * max(slowest, cycle)
 
     def _peak(self, s: Strategy, stage: int, micro_batches: int, layer: LayerCost, head: LayerCost) -> int:
         """Bytes of tensors on the fullest rank: of all ranks when the stages are known, else of the first two and the
         last with stages of equal size."""
-        last = s.pipeline - 1
+        last, row = s.pipeline - 1, SCHEDULES[s.schedule]
         ranks = range(s.pipeline) if s.stages else sorted({0, min(1, last), last})
         peak = 0.0
         for rank in ranks:
-            layers = s.stages[rank] if s.stages else stage
-            held = self._buffers(s, self._weights(s, layers, rank in (0, last)))
-            live = micro_batches if s.schedule == "gpipe" else min(micro_batches, s.pipeline - rank)
+            chunks = self._held(s)[rank]
+            layers = sum(s.stages[c] for c in chunks.stages) if s.stages else stage * row.copies
+            held = self._buffers(s, self._weights(s, layers, self._ends(chunks)))
+            live = row.frames(s.pipeline, micro_batches, rank, s.chunks) / row.copies
             kept = float(live * layers * (layer.entry if s.recompute == "full" else layer.kept))
             kept += 1.5 * layer.kept if s.recompute == "full" else 0.0
-            peak = max(peak, held + kept + (head.kept if rank == last else 0.0))
+            peak = max(peak, held + kept + (head.kept if chunks.lasts else 0.0))
         return round(peak)
 
     def most_layers(self, s: Strategy, limit: int) -> tuple[int, ...]:
-        """Layers that each stage can hold within `limit` bytes; early stages hold more micro-batches at once."""
+        """Layers that each rank can hold within `limit` bytes, of all its chunks (and of both copies, where there are
+        two); early stages hold more micro-batches at once."""
         layer = self.layer(Cut(s.tensor, s.context, s.sequence_parallel, s.context_form, s.micro_batch))
         micro_batches = self.global_batch // (s.data * s.micro_batch)
         weights = self._buffers(s, self.shape.layer_parameters / s.tensor)
         fixed = self._buffers(s, self.shape.end_parameters / s.tensor) + self.machine.reserved
         fixed += self._communicators(s) * self.machine.figures["communicator_bytes"]
         room = max((limit - fixed) / (1 + self.machine.figures["allocator_slack"]) - layer.kept, 0.0)
-        found = []
-        for stage in range(s.pipeline):
-            live = micro_batches if s.schedule == "gpipe" else min(micro_batches, s.pipeline - stage)
+        found, row = [], SCHEDULES[s.schedule]
+        for rank in range(s.pipeline):
+            live = row.frames(s.pipeline, micro_batches, rank, s.chunks) / row.copies
             kept = layer.entry if s.recompute == "full" else layer.kept
             found.append(max(int(room / (weights + live * kept)), 1))
         return tuple(found)
 
-    def _weights(self, s: Strategy, layers: int, end: bool) -> float:
-        """Parameters of a rank: its layers, and at an end of the pipeline embedding or head, sharded by rows."""
-        both = 1 if s.pipeline > 1 or self.shape.tied else 2
-        return (self.shape.layer_parameters * layers + (self.shape.end_parameters * both if end else 0)) / s.tensor
+    def _ends(self, held: Held) -> int:
+        """Matrices of embedding and head on a rank; tied ones are held once."""
+        return max(held.firsts, held.lasts) if self.shape.tied else held.firsts + held.lasts
+
+    def _weights(self, s: Strategy, layers: float, ends: int) -> float:
+        """Parameters of a rank: its layers, and so many matrices of embedding and head, sharded by rows."""
+        return (self.shape.layer_parameters * layers + self.shape.end_parameters * ends) / s.tensor
 
     def _buffers(self, s: Strategy, held: float) -> float:
         statistic = 8 if self.shape.dtype == "f64" else 4
         optimizer = statistic * (3 if self.shape.dtype == "bf16" else 2)
-        shards = s.data * s.context if s.zero else 1
+        shards = s.data * s.context * SCHEDULES[s.schedule].copies if s.zero else 1
         return held * (self.size + statistic + optimizer / shards)
 
     def _communicators(self, s: Strategy) -> int:

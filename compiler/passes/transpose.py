@@ -19,7 +19,7 @@ Namer = Callable[[str], str]
 
 
 class Buffers(Protocol):
-    """(parameter, gradient) buffers of a segment; `early`: of parameters whose gradient comes with dgrad, or of others."""
+    """(parameter, gradient) buffers of a segment; `early`: of parameters with gradients from dgrad, or others."""
 
     def __call__(self, step: Segment, early: bool | None = None) -> tuple[tuple[str, ...], tuple[str, ...]]: ...
 

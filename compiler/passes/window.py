@@ -12,21 +12,29 @@ from titan.compiler.passes.transfers import transfers
 from titan.compiler.plan.program import BlockCall
 from titan.compiler.schedules.order import Order
 from titan.compiler.schedules.registry import SCHEDULES
+from titan.compiler.strategy import Strategy
 
 SIZES = (2, 3, 4, 6, 8, 12, 16, 24, 32)  # at least two: one slot would tie neighbours together at every jitter
 SAMPLE = 8  # ranks at which the pattern of every schedule repeats; the proof of progress sees the real number
 
 
+def sends_outstanding(strategy: Strategy) -> int:
+    """The smallest window with which a steady run of the order takes no longer than with an unbounded one."""
+    if strategy.written_order is not None:
+        return _smallest(strategy.written_order, strategy.micro_batches)
+    return _of_schedule(strategy.schedule, min(strategy.pipeline, SAMPLE), strategy.chunks)
+
+
 @cache
-def sends_outstanding(schedule: str, ranks: int) -> int:
-    """The smallest window with which a steady run of the schedule takes no longer than with an unbounded one."""
-    if ranks > SAMPLE:
-        return sends_outstanding(schedule, SAMPLE)
-    if ranks == 1:
+def _of_schedule(schedule: str, ranks: int, chunks: int) -> int:
+    return _smallest(SCHEDULES[schedule].order(ranks, 4 * ranks, chunks), 4 * ranks)
+
+
+def _smallest(order: Order, most: int) -> int:
+    if len(order.ranks) == 1:
         return SIZES[0]
-    order = SCHEDULES[schedule].make(ranks, 4 * ranks)
-    unbounded = _makespan(order, 4 * ranks)
-    return next((size for size in SIZES if _makespan(order, size) == unbounded), 4 * ranks)
+    unbounded = _makespan(order, most)
+    return next((size for size in SIZES if _makespan(order, size) == unbounded), most)
 
 
 def _makespan(order: Order, window: int) -> float | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from titan.compiler.schedules.order import Element, Order, Pair, Schedule, straight, vee
+from titan.compiler.schedules.order import Element, Order, Pair, Schedule, Times, both_ends, vee
 
 
 def dualpipe(ranks: int, micro_batches: int) -> Order:
@@ -28,8 +28,7 @@ def dualpipe(ranks: int, micro_batches: int) -> Order:
 
         middle = near == half - 1
         programs.append(_Rank(element, half, near, share, share - ranks + near + 1, middle).program())
-    placement = (*straight(ranks), *reversed(straight(ranks)))
-    return Order(placement, tuple(programs), copies=2)
+    return Order(both_ends(ranks), tuple(programs), copies=2)
 
 
 def dualpipe_v(ranks: int, micro_batches: int) -> Order:
@@ -111,9 +110,33 @@ class _Rank:
         return tuple(self.items)
 
 
+def _overlapped(times: Times) -> float:
+    """F&B + B - 3 W, where an overlapped pair takes as long as its two halves."""
+    return max(times.forward + 2 * times.backward - 3 * times.backward_weight, 0.0)
+
+
+def _bubble(ranks: int, times: Times, chunks: int) -> float:
+    return (ranks / 2 - 1) * _overlapped(times)
+
+
+def _bubble_v(ranks: int, times: Times, chunks: int) -> float:
+    return (ranks - 1) * _overlapped(times) / 2
+
+
+def _frames(ranks: int, micro_batches: int, rank: int, chunks: int) -> float:
+    return ranks + 1
+
+
+def _frames_v(ranks: int, micro_batches: int, rank: int, chunks: int) -> float:
+    return ranks + 0.5
+
+
 DUALPIPE = Schedule(
     "dualpipe",
     dualpipe,
+    _bubble,
+    _frames,
+    both_ends,
     "an even number of ranks and an even number of at least 2 * ranks micro-batches",
     lambda ranks, micro_batches: ranks % 2 == 0 and micro_batches % 2 == 0 and micro_batches >= 2 * ranks,
     copies=2,
@@ -122,6 +145,9 @@ DUALPIPE = Schedule(
 DUALPIPE_V = Schedule(
     "dualpipe_v",
     dualpipe_v,
+    _bubble_v,
+    _frames_v,
+    vee,
     "at least 2 * ranks micro-batches",
     lambda ranks, micro_batches: micro_batches >= 2 * ranks,
     chunks=2,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from titan.compiler.schedules.order import Element, Order, Schedule
+from titan.compiler.schedules.order import Element, Order, Schedule, Times, straight
 
 
 def gpipe(ranks: int, micro_batches: int) -> Order:
@@ -14,7 +14,15 @@ def gpipe(ranks: int, micro_batches: int) -> Order:
         )
         for rank in range(ranks)
     )
-    return Order(tuple(range(ranks)), program)
+    return Order(straight(ranks), program)
 
 
-GPIPE = Schedule("gpipe", gpipe)
+def _bubble(ranks: int, times: Times, chunks: int) -> float:
+    return (ranks - 1) * (times.forward + times.backward)
+
+
+def _frames(ranks: int, micro_batches: int, rank: int, chunks: int) -> float:
+    return micro_batches
+
+
+GPIPE = Schedule("gpipe", gpipe, _bubble, _frames, straight)

@@ -1,54 +1,36 @@
 """Interleaved 1F1B: every rank holds several chunks, dealt round-robin, so that the pipeline fills in smaller steps.
 
-Micro-batches advance in groups of one per rank; any count works, a last smaller group included.
+Micro-batches advance in groups of at least one per rank, as equal as can be: any count from one per rank on works.
 """
 
 from __future__ import annotations
 
-from titan.compiler.schedules.order import Element, Order, Schedule, looped
-from titan.compiler.schedules.timetable import Durations, StalledOrder, timetable
+from titan.compiler.schedules.order import Element, Order, Schedule, Times, looped
 
-CHUNKS = 2
+CHUNKS, MOST_CHUNKS = 2, 64
 
 
 def interleaved(ranks: int, micro_batches: int, chunks: int = CHUNKS) -> Order:
     """Each rank runs `chunks` chunks in turn, groups of micro-batches at a time (Narayanan et al. 2021)."""
-    for extra in range(micro_batches * chunks):
-        order = _order(ranks, micro_batches, chunks, extra)
-        try:
-            timetable(order, Durations.unit(ranks * chunks))
-        except StalledOrder:
-            continue  # a ragged last group may need some more forwards first
-        return order
-    raise AssertionError("all forwards first always completes")
-
-
-def _order(ranks: int, micro_batches: int, chunks: int, extra: int) -> Order:
     forwards = _sequence(ranks, micro_batches, range(chunks))
     backwards = _sequence(ranks, micro_batches, range(chunks - 1, -1, -1))
-    programs = tuple(_rank(rank, ranks, chunks, forwards, backwards, extra) for rank in range(ranks))
+    programs = tuple(_rank(rank, ranks, chunks, forwards, backwards) for rank in range(ranks))
     return Order(looped(ranks, chunks), programs)
 
 
 def _sequence(ranks: int, micro_batches: int, chunks: range) -> list[tuple[int, int]]:
     """(chunk of the rank, micro-batch) in order: a group of micro-batches through one chunk, then through the next."""
-    return [
-        (chunk, i)
-        for first in range(0, micro_batches, ranks)
-        for chunk in chunks
-        for i in range(first, min(first + ranks, micro_batches))
-    ]
+    groups = max(1, micro_batches // ranks)
+    firsts = [-(-micro_batches * g // groups) for g in range(groups + 1)]
+    return [(chunk, i) for g in range(groups) for chunk in chunks for i in range(firsts[g], firsts[g + 1])]
 
 
 def _rank(
-    rank: int, ranks: int, chunks: int, forwards: list[tuple[int, int]], backwards: list[tuple[int, int]], extra: int
+    rank: int, ranks: int, chunks: int, forwards: list[tuple[int, int]], backwards: list[tuple[int, int]]
 ) -> tuple[Element, ...]:
     total = len(forwards)
-    warm_up = (
-        min(total, (chunks - 1) * ranks + 2 * (ranks - 1 - rank) + extra)
-        if ranks > 1
-        else min(total, chunks - 1 + extra)
-    )
+    group = next((n for n, (chunk, _) in enumerate(forwards) if chunk), total)
+    warm_up = min(total, (chunks - 1) * group + 2 * (ranks - 1 - rank))
     program = [Element("F", rank + chunk * ranks, i) for chunk, i in forwards[:warm_up]]
     for n in range(total - warm_up):
         chunk, i = forwards[warm_up + n]
@@ -59,4 +41,24 @@ def _rank(
     return tuple(program)
 
 
-INTERLEAVED = Schedule("interleaved", interleaved, chunks=CHUNKS)
+def _bubble(ranks: int, times: Times, chunks: int) -> float:
+    return (ranks - 1) * (times.forward + times.backward) / chunks
+
+
+def _frames(ranks: int, micro_batches: int, rank: int, chunks: int) -> float:
+    """A warm-up of one group per chunk but the last, two more per rank below: D (1 + (D - 1) / (v D)) at most."""
+    group = -(-micro_batches // max(1, micro_batches // ranks))
+    return min(micro_batches, ((chunks - 1) * group + 2 * (ranks - 1 - rank) + 1) / chunks)
+
+
+INTERLEAVED = Schedule(
+    "interleaved",
+    interleaved,
+    _bubble,
+    _frames,
+    looped,
+    "at least as many micro-batches as ranks",
+    lambda ranks, micro_batches: micro_batches >= ranks,
+    chunks=CHUNKS,
+    most_chunks=MOST_CHUNKS,
+)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from titan.compiler.schedules.order import Element, Order, Schedule
+from titan.compiler.schedules.order import Element, Order, Schedule, Times, straight
 
 
 def one_f_one_b(ranks: int, micro_batches: int) -> Order:
     """Warm-up forwards, then one forward and one backward in turn, then the remaining backwards (PipeDream-Flush)."""
-    return Order(tuple(range(ranks)), tuple(_rank(rank, ranks, micro_batches) for rank in range(ranks)))
+    return Order(straight(ranks), tuple(_rank(rank, ranks, micro_batches) for rank in range(ranks)))
 
 
 def _rank(rank: int, ranks: int, micro_batches: int) -> tuple[Element, ...]:
@@ -19,4 +19,12 @@ def _rank(rank: int, ranks: int, micro_batches: int) -> tuple[Element, ...]:
     return tuple(program)
 
 
-ONE_F_ONE_B = Schedule("one_f_one_b", one_f_one_b)
+def _bubble(ranks: int, times: Times, chunks: int) -> float:
+    return (ranks - 1) * (times.forward + times.backward)
+
+
+def _frames(ranks: int, micro_batches: int, rank: int, chunks: int) -> float:
+    return min(micro_batches, ranks - rank)
+
+
+ONE_F_ONE_B = Schedule("one_f_one_b", one_f_one_b, _bubble, _frames, straight)

@@ -65,24 +65,64 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
-    """A row: `make(pipeline ranks, micro-batches)` gives the order; `chunks` per rank, `copies` of the model.
+class Times:
+    """Times of one micro-batch on a rank's whole share of the model (1/D of it)."""
 
-    `legal(ranks, micro_batches)` is true where the schedule is defined; `rule` says so in words.
+    forward: float
+    backward_input: float
+    backward_weight: float
+
+    @property
+    def backward(self) -> float:
+        return self.backward_input + self.backward_weight
+
+
+Bubble = Callable[[int, Times, int], float]  # (ranks, times, chunks per rank) -> flush bubble
+Place = Callable[[int, int], tuple[int, ...]]  # (ranks, chunks per rank) -> rank of every chunk, copies in turn
+Frames = Callable[[int, int, int, int], float]  # (ranks, micro-batches, rank, chunks per rank) -> frames at the peak
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A row: `make(pipeline ranks, micro-batches)` gives the order; where the chunks are free, `make` takes them too.
+
+    `legal(ranks, micro_batches)` is true where the schedule is defined; `rule` says so in words. A rank holds `chunks`
+    chunks, or as many as wished up to `most_chunks`; `copies` of the model; `splits` backward into I and W.
+    `bubble` is the idle time of a step beyond the work of one rank, with equal ranks and enough micro-batches; `frames`
+    are the activations of a rank at their peak, in micro-batches of its whole share; `place` says where chunks lie.
     """
 
     name: str
-    make: Callable[[int, int], Order]
+    make: Callable[..., Order]
+    bubble: Bubble
+    frames: Frames
+    place: Place
     rule: str = "any number of micro-batches"
     legal: Callable[[int, int], bool] = lambda ranks, micro_batches: micro_batches >= 1
     chunks: int = 1
+    most_chunks: int = 0
     copies: int = 1
-    splits: bool = False  # whether backward is split into I and W
+    splits: bool = False
+
+    def takes(self, chunks: int) -> bool:
+        """Whether a rank may hold this many chunks."""
+        return self.chunks <= chunks <= max(self.chunks, self.most_chunks)
+
+    def order(self, ranks: int, micro_batches: int, chunks: int = 0) -> Order:
+        """The order, with `chunks` per rank (0: as many as usual)."""
+        if not self.most_chunks:
+            return self.make(ranks, micro_batches)
+        return self.make(ranks, micro_batches, chunks or self.chunks)
 
 
-def straight(ranks: int) -> tuple[int, ...]:
+def straight(ranks: int, chunks: int = 1) -> tuple[int, ...]:
     """One chunk per rank."""
     return tuple(range(ranks))
+
+
+def both_ends(ranks: int, chunks: int = 1) -> tuple[int, ...]:
+    """Two copies, one chunk of each per rank: one runs up the ranks, the other down."""
+    return (*range(ranks), *reversed(range(ranks)))
 
 
 def looped(ranks: int, chunks: int) -> tuple[int, ...]:
@@ -90,7 +130,7 @@ def looped(ranks: int, chunks: int) -> tuple[int, ...]:
     return tuple(range(ranks)) * chunks
 
 
-def vee(ranks: int) -> tuple[int, ...]:
+def vee(ranks: int, chunks: int = 2) -> tuple[int, ...]:
     """Two chunks per rank: down the ranks and back up, so that a rank holds the first and the last chunk."""
     return (*range(ranks), *reversed(range(ranks)))
 

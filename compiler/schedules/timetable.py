@@ -13,7 +13,7 @@ from titan.compiler.schedules.order import Element, Order, Pair
 
 @dataclass(frozen=True, slots=True)
 class Durations:
-    """Seconds (or units) of each phase per chunk and of a transfer between ranks; `pair` scales the sum of a pair's times."""
+    """Seconds (or units) of each phase per chunk and of a transfer; `pair` scales the sum of a pair's times."""
 
     forward: tuple[float, ...]
     backward_input: tuple[float, ...]
@@ -141,7 +141,7 @@ def _expected(choices: tuple[Element, ...], order: Order) -> Element:
 
 
 def peak_frames(order: Order) -> tuple[float, ...]:
-    """Most frames alive per rank, from F to B or W, in full-stage units (a chunk of a rank with v chunks counts 1/v)."""
+    """Most frames alive per rank, from F to B or W, in stages (a chunk of a rank with v chunks counts 1/v)."""
     share = 1.0 / (order.chunks_per_copy / (max(order.placement) + 1))
     peaks = []
     for rank in range(len(order.ranks)):

@@ -7,8 +7,9 @@ how long frames live. Weight gradients take the holes.
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import ceil
 
-from titan.compiler.schedules.order import Element, Order, Schedule, vee
+from titan.compiler.schedules.order import Element, Order, Schedule, Times, vee
 
 Offsets = Callable[[int, int], tuple[int, int, int, int]]  # (ranks, rank) -> slots of F0, F1, I1, I0
 PERIOD = 6
@@ -59,5 +60,21 @@ def _rank(rank: int, ranks: int, micro_batches: int, offsets: tuple[int, int, in
     return (*program, *deferred)
 
 
-V_HALF = Schedule("v_half", v_half, chunks=2, splits=True)
-V_MIN = Schedule("v_min", v_min, chunks=2, splits=True)
+def _bubble_half(ranks: int, times: Times, chunks: int) -> float:
+    return (ranks - 1) * (times.forward + times.backward) / 2
+
+
+def _bubble_min(ranks: int, times: Times, chunks: int) -> float:
+    return (ranks - 1) * (times.forward + times.backward) * 2 / 3
+
+
+def _frames_half(ranks: int, micro_batches: int, rank: int, chunks: int) -> float:
+    return min(micro_batches, (ranks + 2) / 2)
+
+
+def _frames_min(ranks: int, micro_batches: int, rank: int, chunks: int) -> float:
+    return min(micro_batches, ceil(2 * (ranks + 4) / 3) / 2)
+
+
+V_HALF = Schedule("v_half", v_half, _bubble_half, _frames_half, vee, chunks=2, splits=True)
+V_MIN = Schedule("v_min", v_min, _bubble_min, _frames_min, vee, chunks=2, splits=True)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from titan.compiler.schedules.order import Element, Order, Schedule, vee
+from titan.compiler.schedules.order import Element, Order, Schedule, Times, vee
 
 
 def zb_v(ranks: int, micro_batches: int) -> Order:
@@ -54,4 +54,14 @@ class _Rank:
         return tuple(self.elements)
 
 
-ZB_V = Schedule("zero_bubble_v", zb_v, chunks=2, splits=True)
+def _bubble(ranks: int, times: Times, chunks: int) -> float:
+    """The last rank starts half a stage per rank later; unequal phases leave gaps within the spans too."""
+    uneven = abs(times.forward - times.backward_input) + abs(times.backward_input - times.backward_weight)
+    return (ranks - 1) * (times.forward + uneven) / 2
+
+
+def _frames(ranks: int, micro_batches: int, rank: int, chunks: int) -> float:
+    return min(micro_batches, ranks)
+
+
+ZB_V = Schedule("zero_bubble_v", zb_v, _bubble, _frames, vee, chunks=2, splits=True)

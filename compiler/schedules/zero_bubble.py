@@ -6,7 +6,7 @@ F = I = W (Qi et al. 2023).
 
 from __future__ import annotations
 
-from titan.compiler.schedules.order import Element, Order, Schedule, straight
+from titan.compiler.schedules.order import Element, Order, Schedule, Times, straight
 
 
 def zb_h1(ranks: int, micro_batches: int) -> Order:
@@ -32,10 +32,31 @@ def _rank(rank: int, micro_batches: int, warm_up: int, late: int) -> tuple[Eleme
     return tuple(program)
 
 
-ZB_H1 = Schedule("zero_bubble_h1", zb_h1, splits=True)
+def _bubble_h1(ranks: int, times: Times, chunks: int) -> float:
+    return (ranks - 1) * max(times.forward, times.forward + times.backward_input - times.backward_weight)
+
+
+def _bubble_h2(ranks: int, times: Times, chunks: int) -> float:
+    """Ranks start one after the other; within a rank's span (D - 1) (F + I - 2 W) remain, when that is positive."""
+    span = times.forward + times.backward_input - 2 * times.backward_weight
+    return (ranks - 1) * (times.forward + max(span, 0.0))
+
+
+def _frames_h1(ranks: int, micro_batches: int, rank: int, chunks: int) -> float:
+    return min(micro_batches, ranks)
+
+
+def _frames_h2(ranks: int, micro_batches: int, rank: int, chunks: int) -> float:
+    return min(micro_batches, 2 * ranks - 1)
+
+
+ZB_H1 = Schedule("zero_bubble_h1", zb_h1, _bubble_h1, _frames_h1, straight, splits=True)
 ZB_H2 = Schedule(
     "zero_bubble_h2",
     zb_h2,
+    _bubble_h2,
+    _frames_h2,
+    straight,
     "at least 2 * ranks - 1 micro-batches",
     lambda ranks, micro_batches: micro_batches >= 2 * ranks - 1,
     splits=True,

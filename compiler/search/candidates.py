@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from titan.compiler.cost.estimate import Cut, Estimate, Estimator
+from titan.compiler.schedules.registry import SCHEDULES
 from titan.compiler.search.space import Space, allowed
-from titan.compiler.search.stages import balance
+from titan.compiler.search.stages import balance_ranks
 from titan.compiler.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def _with_recompute(s: Strategy, tier: str) -> Strategy:
     """`dataclasses.replace`, which is slow, by hand: this runs for most of the space."""
     return Strategy(
         s.region, s.pipeline, s.data, s.context, s.tensor, s.sequence_parallel, s.context_form,
-        s.zero, s.schedule, tier, s.micro_batch, s.micro_batches, s.stages,
+        s.zero, s.schedule, tier, s.micro_batch, s.micro_batches, s.stages, (), s.written_order, s.wished_chunks,
     )  # fmt: skip
 
 
@@ -80,9 +81,19 @@ def with_stages(candidate: Candidate, estimator: Estimator, limit: int) -> Strat
     costs = tuple(one * weight for weight in estimator.shape.weights)
     ends = head.forward + head.backward
     most = estimator.most_layers(s, limit)
-    split = balance(costs, s.pipeline, 0.0, ends, most) or balance(costs, s.pipeline, 0.0, ends)
+    places = places_of(s)
+    most = tuple(most[p] for p in sorted(set(places)))
+    split = balance_ranks(costs, places, 0.0, ends, most) or balance_ranks(costs, places, 0.0, ends)
     assert split is not None  # legality: there are no more stages than layers
     return replace(s, stages=split)
+
+
+def places_of(s: Strategy) -> tuple[int, ...]:
+    """Where the chunks of one copy lie: ranks, or with two copies the lower of the two ranks that hold the stage."""
+    row = SCHEDULES[s.schedule]
+    held = row.place(s.pipeline, s.chunks)
+    number = len(held) // row.copies
+    return tuple(min(held[c + copy * number] for copy in range(row.copies)) for c in range(number))
 
 
 def affordable(candidates: Iterable[Candidate], most: int, margin: float) -> tuple[list[Candidate], float]:

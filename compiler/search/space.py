@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from titan.compiler.schedules.registry import SCHEDULES
 from titan.compiler.spec.divisors import divisors
 from titan.compiler.spec.legality import is_legal, legal
 from titan.compiler.strategy import Strategy
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 # values in order of preference: the first that the wishes allow stands for the others where they are never better
 PREFERRED: dict[str, tuple[Any, ...]] = {
     "zero": (1, 0),
-    "schedule": ("one_f_one_b", "gpipe"),
+    "schedule": ("one_f_one_b", *(name for name in SCHEDULES if name != "one_f_one_b")),
     "recompute": ("none", "full"),
     "sequence_parallel": (True, False),
     "context_form": ("gathered", "heads"),
@@ -53,7 +54,9 @@ def meshes(spec: Spec) -> list[tuple[int, int, int, int]]:
     """(pipeline, data, context, tensor) that multiply to the world size as wished, smallest tensor first."""
     p, world = spec.parallel, spec.cluster.world_size
     stages = p.stages.value
-    pipelines = [d for d in divisors(world) if p.pipeline.allows(d) and (not stages or d == len(stages))]
+    pipelines = [
+        d for d in divisors(world) if p.pipeline.allows(d) and (not stages or _placeable(spec, d, len(stages)))
+    ]
     found = []
     for tensor in (d for d in divisors(world) if p.tensor.allows(d)):
         for context in (d for d in divisors(world // tensor) if p.context.allows(d)):
@@ -62,6 +65,19 @@ def meshes(spec: Spec) -> list[tuple[int, int, int, int]]:
                 if not rest and p.data.allows(data):
                     found.append((pipeline, data, context, tensor))
     return found
+
+
+def _placeable(spec: Spec, pipeline: int, stages: int) -> bool:
+    """Whether listed stages can lie on so many ranks, with the schedule and the chunks that are wished."""
+    chunks, rest = divmod(stages, pipeline)
+    return not rest and any(SCHEDULES[name].takes(chunks) for name in chunked(spec, chunks))
+
+
+def chunked(spec: Spec, chunks: int) -> list[str]:
+    """Allowed schedules with so many chunks per rank."""
+    if not spec.parallel.chunks.allows(chunks):
+        return []
+    return [name for name in allowed(spec, "schedule") if SCHEDULES[name].takes(chunks)]
 
 
 def enumerate_space(spec: Spec) -> Space:
@@ -78,6 +94,9 @@ def enumerate_space(spec: Spec) -> Space:
                 broken[found.code] += 1
             continue
         members, number = _of_mesh(spec, mesh)
+        for found in () if members else _why_none(spec, mesh):
+            first.setdefault(found.code, found)
+            broken[found.code] += 1
         candidates += members
         size += number
     return Space(tuple(candidates), size, tuple((first[code], n) for code, n in broken.most_common()))
@@ -87,7 +106,50 @@ def _plain(spec: Spec, mesh: tuple[int, int, int, int]) -> Strategy:
     """The mesh alone, everything else as harmless as possible: what breaks here breaks for every choice."""
     pipeline, data, context, tensor = mesh
     stages = spec.parallel.stages.value or ()
-    return Strategy(pipeline=pipeline, data=data, context=context, tensor=tensor, micro_batches=1, stages=stages)
+    chunks = len(stages) // pipeline if stages else 1
+    schedule = next(iter(chunked(spec, chunks)), "one_f_one_b") if chunks > 1 else "one_f_one_b"
+    harmless = Strategy(
+        pipeline=pipeline, data=data, context=context, tensor=tensor, schedule=schedule, stages=stages,
+        micro_batches=spec.train.global_batch // data,
+    )  # fmt: skip
+    return harmless
+
+
+def _why_none(spec: Spec, mesh: tuple[int, int, int, int]) -> tuple[Diagnostic, ...]:
+    """The rules that the first wished schedule breaks on a mesh that is legal otherwise."""
+    wished = allowed(spec, "schedule")
+    if not wished:
+        return ()
+    pipeline, data, context, tensor = mesh
+    batch = spec.train.global_batch // data
+    micro = next((b for b in divisors(batch) if spec.parallel.micro_batch.allows(b)), 1)
+    some = Strategy(
+        1, pipeline, data, context, tensor, schedule=wished[0], micro_batch=micro, micro_batches=batch // micro,
+        stages=spec.parallel.stages.value or (), wished_chunks=spec.parallel.chunks.value or 0,
+    )  # fmt: skip
+    return legal(spec, some)
+
+
+def schedules(spec: Spec, pipeline: int, micro_batches: int) -> tuple[tuple[str, int], ...]:
+    """(schedule, chunks per rank) that the wishes allow and that exist for these numbers, preferred first."""
+    stages, layers = spec.parallel.stages.value or (), spec.model.layer_count
+    found = []
+    for name in allowed(spec, "schedule", idle=pipeline == 1):
+        row = SCHEDULES[name]
+        for chunks in {len(stages) // pipeline} if stages else _chunk_numbers(spec, name):
+            enough = bool(stages) or pipeline * chunks <= layers
+            if row.takes(chunks) and enough and (pipeline == 1 or row.legal(pipeline, micro_batches)):
+                found.append((name, chunks))
+    return tuple(found)
+
+
+def _chunk_numbers(spec: Spec, name: str) -> tuple[int, ...]:
+    """As many chunks as the schedule usually has; where it leaves the number open, those that are wished."""
+    row, wish = SCHEDULES[name], spec.parallel.chunks
+    if row.most_chunks and wish.fixed:
+        return (int(wish.value),)
+    numbers = (row.chunks, 2 * row.chunks) if row.most_chunks else (row.chunks,)
+    return tuple(c for c in numbers if wish.allows(c))
 
 
 def _of_mesh(spec: Spec, mesh: tuple[int, int, int, int]) -> tuple[list[Strategy], int]:
@@ -95,21 +157,25 @@ def _of_mesh(spec: Spec, mesh: tuple[int, int, int, int]) -> tuple[list[Strategy
     pipeline, data, context, tensor = mesh
     batch, stages = spec.train.global_batch // data, spec.parallel.stages.value or ()
     micro = [b for b in divisors(batch) if spec.parallel.micro_batch.allows(b)]
-    zero = allowed(spec, "zero", idle=data * context == 1)
-    schedule = allowed(spec, "schedule", idle=pipeline == 1)
+    orders = {b: schedules(spec, pipeline, batch // b) for b in micro}
+    zero = allowed(spec, "zero", idle=data * context == 1 and not _copies(spec, pipeline))
     recompute = allowed(spec, "recompute")
     found: list[Strategy] = []
     for form in allowed(spec, "context_form", idle=context == 1):
         for parallel in allowed(spec, "sequence_parallel", idle=tensor == 1):
-            some = Strategy(
-                1, pipeline, data, context, tensor, parallel, form, zero[0], schedule[0], recompute[0], 1, batch, stages
-            )
-            if is_legal(spec, some):
-                found += [
-                    Strategy(
-                        1, pipeline, data, context, tensor, parallel, form,
-                        zero[0], schedule[0], recompute[0], b, batch // b, stages,
-                    )
-                    for b in micro
-                ]  # fmt: skip
-    return found, len(found) * len(zero) * len(schedule) * len(recompute)
+            for b in (b for b in micro if orders[b]):
+                name, chunks = orders[b][0]
+                some = Strategy(
+                    1, pipeline, data, context, tensor, parallel, form, zero[0], name, recompute[0], b, batch // b,
+                    stages, (), None, chunks,
+                )  # fmt: skip
+                if is_legal(spec, some):
+                    found.append(some)
+    return found, sum(len(orders[s.micro_batch]) for s in found) * len(zero) * len(recompute)
+
+
+def _copies(spec: Spec, pipeline: int) -> bool:
+    """Whether some ranks of one data rank hold copies of the same weights, over which state can be sharded."""
+    if pipeline == 1:
+        return False
+    return spec.model.tied or all(SCHEDULES[name].copies > 1 for name in allowed(spec, "schedule"))

@@ -74,3 +74,95 @@ def _fill(
         end -= taken
         found.append(taken)
     return tuple(reversed(found)) if end == 0 else None
+
+
+def balance_ranks(
+    costs: Sequence[float],
+    placement: tuple[int, ...],
+    first: float = 0.0,
+    last: float = 0.0,
+    most: Sequence[int] = (),
+) -> tuple[int, ...] | None:
+    """Layers of each chunk in model order where chunks that lie together share their time: `placement[c]` names the
+    place of chunk c (a rank, or a pair of ranks that hold the same two stages). `most[p]` bounds the layers of a place.
+
+    Exact for equal layers; for others the equal deal is improved by moving chunk borders as long as the slowest place,
+    or the spread of all, gets smaller. None when the layers do not fit.
+    """
+    if len(set(placement)) == len(placement):
+        return balance(costs, len(placement), first, last, most)
+    if len(costs) < len(placement):
+        return None
+    places = sorted(set(placement))
+    extra = dict.fromkeys(places, 0.0)
+    extra[placement[0]] += first
+    extra[placement[-1]] += last
+    mean = sum(costs) / len(costs)
+    bounds = dict(zip(places, most or (len(costs),) * len(places), strict=True))
+    totals = _totals(len(costs), mean, placement, extra, bounds)
+    if totals is None:
+        return None
+    ends = {0: first, len(placement) - 1: last}
+    counts = _share(totals, mean, placement, ends)
+    return counts if min(costs) == max(costs) else _improve(costs, counts, placement, extra, bounds)
+
+
+def _totals(
+    layers: int, cost: float, placement: tuple[int, ...], extra: dict[int, float], most: dict[int, int]
+) -> dict[int, int] | None:
+    """Layers of each place: one per chunk, then each further one where the place's time after it is smallest."""
+    found = {place: placement.count(place) for place in extra}
+    left = layers - sum(found.values())
+    if sum(most.values()) < layers or any(most[p] < n for p, n in found.items()):
+        return None
+    heap = [(extra[p] + (n + 1) * cost, -p) for p, n in found.items() if most[p] > n]
+    heapify(heap)
+    for _ in range(left):
+        _, place = heappop(heap)
+        found[-place] += 1
+        if found[-place] < most[-place]:
+            heappush(heap, (extra[-place] + (found[-place] + 1) * cost, place))
+    return found
+
+
+def _share(totals: dict[int, int], cost: float, placement: Sequence[int], ends: dict[int, float]) -> tuple[int, ...]:
+    """Layers of each chunk: those of a place so dealt that its chunks take equally long."""
+    counts = [1] * len(placement)
+    for place, total in totals.items():
+        chunks = [c for c, p in enumerate(placement) if p == place]
+        for _ in range(total - len(chunks)):
+            counts[min(chunks, key=lambda c: (ends.get(c, 0.0) + (counts[c] + 1) * cost, -c))] += 1
+    return tuple(counts)
+
+
+def _improve(
+    costs: Sequence[float],
+    counts: tuple[int, ...],
+    placement: Sequence[int],
+    extra: dict[int, float],
+    most: dict[int, int],
+) -> tuple[int, ...]:
+    sums = [0.0, *accumulate(costs)]
+
+    def quality(tried: Sequence[int]) -> tuple[float, float]:
+        loads, layers, start = dict(extra), dict.fromkeys(extra, 0), 0
+        for place, count in zip(placement, tried, strict=True):
+            loads[place] += sums[start + count] - sums[start]
+            layers[place] += count
+            start += count
+        if any(layers[p] > most[p] for p in layers):
+            return float("inf"), float("inf")
+        return max(loads.values()), sum(v * v for v in loads.values())
+
+    best = quality(counts)
+    moved = True
+    while moved:
+        moved = False
+        for border in range(len(counts) - 1):
+            for giver, taker in ((border, border + 1), (border + 1, border)):
+                tried = list(counts)
+                tried[giver] -= 1
+                tried[taker] += 1
+                if tried[giver] >= 1 and quality(tried) < best:
+                    counts, best, moved = tuple(tried), quality(tried), True
+    return counts

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Protocol
 
+from titan.compiler.schedules.registry import SCHEDULES, legal_counts
 from titan.compiler.spec.degrees import AXES, tensor_degrees
 from titan.compiler.spec.divisors import around, divisors, even_stages, factorisation, multiples
 from titan.compiler.spec.parallel import CHOICES
@@ -37,6 +38,8 @@ class Choices(Protocol):
     def context_form(self) -> str: ...
     @property
     def schedule(self) -> str: ...
+    @property
+    def chunks(self) -> int: ...
     @property
     def recompute(self) -> str: ...
     @property
@@ -238,20 +241,58 @@ def _pipeline(spec: Spec, s: Choices) -> Breach | None:
     return Breach(message, "pipeline", (f"pipeline <= {layers}",), tuple(facts))
 
 
-def _listed_ends(spec: Spec, pipeline: int) -> int:
-    """Stages without layers that the user listed at the two ends."""
+def _listed_ends(spec: Spec, chunks: int) -> int:
+    """Chunks without layers that the user listed at the two ends."""
     stages = spec.parallel.stages.value
-    return (stages[0] == 0) + (stages[-1] == 0) if stages and len(stages) == pipeline > 1 else 0
+    return (stages[0] == 0) + (stages[-1] == 0) if stages and len(stages) == chunks > 1 else 0
+
+
+def _chunk_layers(spec: Spec, s: Choices) -> Breach | None:
+    layers, number = spec.model.layer_count, s.pipeline * s.chunks
+    if s.chunks == 1 or number <= layers + _listed_ends(spec, number):
+        return None
+    message = f"pipeline {s.pipeline} x chunks {s.chunks} = {number} chunks cannot share {layers} layers"
+    near = tuple(f"{axis} <= {layers // other}" for axis, other in (("pipeline", s.chunks), ("chunks", s.pipeline)))
+    near = tuple(n for n in near if not n.endswith(" 0"))
+    return Breach(message, "schedule", near, ((f"the model has {layers} layers", "model.layers"),))
+
+
+def _chunks(spec: Spec, s: Choices) -> Breach | None:
+    row = SCHEDULES[s.schedule]
+    if row.takes(s.chunks) or (s.pipeline == 1 and s.chunks == 1):
+        return None
+    number = f"{row.chunks} to {row.most_chunks}" if row.most_chunks else str(row.chunks)
+    message = f"{s.schedule} holds {number} chunks per rank, not {s.chunks}"
+    near = (f"chunks = {row.chunks}", *(f"schedule = {name}" for name, r in SCHEDULES.items() if r.takes(s.chunks)))
+    facts = (("`stages` lists one entry per chunk: pipeline x chunks", "parallel.stages"),)
+    return Breach(message, "schedule", near, facts)
+
+
+def _counts(spec: Spec, s: Choices) -> Breach | None:
+    row, batch, unit = SCHEDULES[s.schedule], spec.train.global_batch, s.data * s.micro_batch
+    number = batch // unit
+    if s.pipeline == 1 or batch % unit or row.legal(s.pipeline, number):
+        return None
+    message = f"{s.schedule} needs {row.rule}; here pipeline = {s.pipeline} and there are {number} micro-batches"
+    counts = legal_counts(row, s.pipeline, number)
+    near = [f"global_batch = {m * unit} ({m} micro-batches)" for m in counts]
+    if not counts:
+        near = [f"pipeline = {p}" for p in (s.pipeline - 1, s.pipeline + 1) if row.legal(p, 4 * p)]
+    others = [name for name, r in SCHEDULES.items() if r.chunks == row.chunks and r.legal(s.pipeline, number)]
+    near += [f"schedule = {name}" for name in (others or ["one_f_one_b"])[:2]]
+    equation = f"micro-batches = global_batch {batch} / (data {s.data} x micro_batch {s.micro_batch})"
+    return Breach(message, "schedule", tuple(near), ((equation, "train.global_batch"),))
 
 
 def _stage_sum(spec: Spec, s: Choices) -> Breach | None:
-    layers, stages = spec.model.layer_count, s.stages
-    if not stages or (sum(stages) == layers and len(stages) == s.pipeline):
+    layers, stages, number = spec.model.layer_count, s.stages, s.pipeline * s.chunks
+    if not stages or (sum(stages) == layers and len(stages) == number):
         return None
     wrong = f"hold {sum(stages)} layers, the model has {layers}"
-    if len(stages) != s.pipeline:
+    if len(stages) != number:
         wrong = f"are {len(stages)}, but pipeline = {s.pipeline}"
-    near = (f"stages = {list(even_stages(layers, s.pipeline))}",) if 0 < s.pipeline <= layers else ()
+        wrong += f" x chunks {s.chunks} = {number}" if s.chunks > 1 else ""
+    near = (f"stages = {list(even_stages(layers, number))}",) if 0 < number <= layers else ()
     return Breach(f"the stages {list(stages)} {wrong}", "stages", near, ((f"{layers} layers", "model.layers"),))
 
 
@@ -261,7 +302,7 @@ def _empty_stage(spec: Spec, s: Choices) -> Breach | None:
         at_end = listed and last and index in (0, last)
         if layers < 0 or (layers == 0 and not at_end):
             table = ", ".join(f"stage {i}: {n}" for i, n in enumerate(s.stages))
-            layout = even_stages(spec.model.layer_count, s.pipeline)
+            layout = even_stages(spec.model.layer_count, len(s.stages))
             near = (f"stages = {list(layout)}",) if min(layout) > 0 else (f"pipeline = {spec.model.layer_count}",)
             message = f"stage {index} of {len(s.stages)} would hold {layers} layers ({table})"
             return Breach(message, "stages", near)
@@ -296,7 +337,10 @@ RULES: tuple[Rule, ...] = (
     Rule("T246", "data divides the global batch", ("data",), _batch_over_data, partial=True),
     Rule("T246", "micro_batch divides the global batch", ("micro_batch",), _batch_of_micro, partial=True),
     Rule("T249", "there are no more stages than layers", ("pipeline",), _pipeline),
-    Rule("T247", "the stages hold every layer once", ("pipeline", "stages"), _stage_sum),
+    Rule("T252", "a schedule has its number of chunks per rank", ("pipeline", "schedule", "chunks"), _chunks),
+    Rule("T249", "there are no more chunks than layers", ("pipeline", "chunks"), _chunk_layers),
+    Rule("T253", "a schedule has its micro-batch counts", ("pipeline", "data", "micro_batch", "schedule"), _counts),
+    Rule("T247", "the stages hold every layer once", ("pipeline", "stages", "chunks"), _stage_sum),
     Rule("T248", "no stage is empty, unless listed at an end", ("pipeline", "stages"), _empty_stage),
     Rule(
         "T224", "only what this version builds", ("region", "zero", "schedule", "recompute", "context_form"), _available

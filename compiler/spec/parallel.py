@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from titan.compiler.schedules.registry import SCHEDULES
 from titan.compiler.spec.report import Refusal, Report, similar
 from titan.compiler.spec.synonyms import right_key
 from titan.compiler.spec.values import Broken, Field, Items, Origins, Record, Scalar, Value, Word, describe
@@ -28,19 +29,6 @@ class Choice:
         return self.later.get(value, "") if isinstance(self.later, dict) else self.later
 
 
-_SCHEDULES = dict.fromkeys(
-    (
-        "interleaved",
-        "zero_bubble_h1",
-        "zero_bubble_h2",
-        "zero_bubble_v",
-        "v_half",
-        "v_min",
-        "dualpipe",
-        "dualpipe_v",
-    ),
-    "it needs several chunks per rank or a split backward, which are not built yet",
-)
 _SHARDED = "sharding gradients and parameters is not built yet"
 
 CHOICES: dict[str, Choice] = {
@@ -53,7 +41,8 @@ CHOICES: dict[str, Choice] = {
     "sequence_parallel": Choice("flag", (True, False)),
     "context_form": Choice("word", ("gathered", "heads"), {"ring": "ring attention is not built yet"}),
     "zero": Choice("level", (0, 1), {2: _SHARDED, 3: _SHARDED}),
-    "schedule": Choice("word", ("gpipe", "one_f_one_b"), _SCHEDULES),
+    "schedule": Choice("word", tuple(SCHEDULES)),
+    "chunks": Choice("degree"),
     "recompute": Choice(
         "word",
         ("none", "full"),
@@ -63,9 +52,23 @@ CHOICES: dict[str, Choice] = {
     "micro_batch": Choice("degree"),
     "stages": Choice("stages"),
 }
+_OTHER_WORDS = {
+    "1f1b": ("one_f_one_b",),
+    "pipedream_flush": ("one_f_one_b",),
+    "vpp": ("interleaved",),
+    "looped_bfs": ("interleaved",),
+    "zb_h1": ("zero_bubble_h1",),
+    "zb1p": ("zero_bubble_h1",),
+    "zb_h2": ("zero_bubble_h2",),
+    "zb2p": ("zero_bubble_h2",),
+    "zb_v": ("zero_bubble_v",),
+    "zbv": ("zero_bubble_v",),
+    "zero_bubble": ("zero_bubble_h1", "zero_bubble_v"),
+    "dual_pipe": ("dualpipe",),
+    "dualpipev": ("dualpipe_v",),
+    "dual_pipe_v": ("dualpipe_v",),
+}  # what other tools call the schedules
 LATER_KEYS = {
-    "chunks": "several virtual stages per pipeline rank are not built yet",
-    "virtual_stages": "several virtual stages per pipeline rank are not built yet",
     "expert_tensor": "mixture-of-experts layers are not built yet",
     "offload": "offloading to the host is not built yet",
 }
@@ -159,7 +162,7 @@ def _read(key: str, choice: Choice, value: Value) -> Any:
         return _whole(key, value, 1 if choice.form == "degree" else 0)
     if choice.form == "stages":
         if not isinstance(value, Items) or not value.items:
-            raise Refusal("T214", "`stages` is a list of the layers of each stage, such as [8, 8, 7, 7]", value.span)
+            raise Refusal("T214", "`stages` is a list of the layers of each chunk, such as [8, 8, 7, 7]", value.span)
         return tuple(_whole("stages", item, 0) for item in value.items)
     if choice.form == "flag":
         if isinstance(value, Word) and value.name in ("true", "false"):
@@ -168,7 +171,7 @@ def _read(key: str, choice: Choice, value: Value) -> Any:
     if not isinstance(value, Word):
         raise Refusal("T214", f"`{key}` must be a name, not {describe(value)}", value.span, choice.now)
     if value.name not in choice.now and not choice.reason(value.name):
-        near = similar(value.name, choice.now) or choice.now
+        near = _OTHER_WORDS.get(value.name) or similar(value.name, choice.now) or choice.now
         raise Refusal("T217", f"`{key}` cannot be `{value.name}`", value.span, near)
     return value.name
 

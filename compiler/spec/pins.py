@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
+from titan.compiler.schedules.registry import SCHEDULES
 from titan.compiler.spec.degrees import AXES
 from titan.compiler.spec.divisors import around, divisors, factorisation
 from titan.compiler.spec.legality import Breach, Rule, diagnostic, rules_about
@@ -32,15 +33,32 @@ def check_pins(spec: Spec) -> tuple[Diagnostic, ...]:
 def pinned(spec: Spec) -> dict[str, Any]:
     """Fixed choices, and those that follow: the pipeline from listed stages, the last free axis from the world size."""
     pins: dict[str, Any] = {key: wish.value for key, wish in spec.parallel.items() if wish.fixed} | {"region": 1}
-    if "stages" in pins and "pipeline" not in pins and spec.parallel.pipeline.allows(len(pins["stages"])):
-        pins["pipeline"] = len(pins["stages"])
+    _follow_stages(spec, pins)
     free = [axis for axis in AXES if axis not in pins]
     if len(free) == 1:
         product = prod(pins[axis] for axis in AXES if axis in pins)
         degree, rest = divmod(spec.cluster.world_size, product)
         if not rest and getattr(spec.parallel, free[0]).allows(degree):
             pins[free[0]] = degree
+    elif prod(pins[axis] for axis in AXES if axis in pins) == spec.cluster.world_size:
+        pins |= {axis: 1 for axis in free if getattr(spec.parallel, axis).allows(1)}
     return pins
+
+
+def _follow_stages(spec: Spec, pins: dict[str, Any]) -> None:
+    """Listed stages, the schedule and the pipeline degree say how many chunks a rank holds, or the degree."""
+    row, listed = SCHEDULES.get(pins.get("schedule", "")), len(pins.get("stages", ()))
+    if "chunks" not in pins and row is not None and not (row.most_chunks and listed):
+        pins["chunks"] = row.chunks
+    if not listed:
+        return
+    if "pipeline" not in pins:
+        number, rest = divmod(listed, pins.setdefault("chunks", 1))
+        if not rest and spec.parallel.pipeline.allows(number):
+            pins["pipeline"] = number
+    elif "chunks" not in pins:
+        number, rest = divmod(listed, pins["pipeline"])
+        pins["chunks"] = 1 if rest else max(number, 1)
 
 
 def _broken_rules(spec: Spec, pins: dict[str, Any]) -> list[Diagnostic]:
@@ -108,4 +126,11 @@ def _idle_choices(spec: Spec, pins: dict[str, Any]) -> list[Diagnostic]:
     if pins.get("sequence_parallel") and pins.get("tensor") == 1:
         message = "sequence_parallel shards over tensor, which is 1 here, so it changes nothing"
         found.append(Diagnostic("T251", message, spec.span("parallel.sequence_parallel"), severity="warning"))
+    stages, number = pins.get("pipeline", 1), spec.train.global_batch // max(pins.get("data", 1), 1)
+    number //= max(pins.get("micro_batch", 1), 1)
+    if "data" in pins and 0 < number < stages:
+        share = (stages - 1) / (number + stages - 1)
+        message = f"{number} micro-batches on {stages} stages: with one chunk each, bubble_fraction = {share:.3g}"
+        near = (f"global_batch = {stages * (spec.train.global_batch // number)}",)
+        found.append(Diagnostic("T254", message, spec.span("parallel.pipeline"), severity="warning", nearest=near))
     return found

@@ -46,6 +46,8 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     "tie_word_embeddings": ("model.tied",),
     "tp": ("parallel.tensor",),
     "ulysses": ("parallel.context_form",),
+    "virtual_pipeline": ("parallel.chunks",),
+    "virtual_stages": ("parallel.chunks",),
     "vocab_size": ("model.vocab",),
     "zero_stage": ("parallel.zero",),
 }

@@ -55,8 +55,8 @@ AUTO = Wish()
 
 @dataclass(frozen=True, slots=True)
 class Parallel:
-    """Degrees are called by their mesh axis. Words: context_form gathered|heads, schedule gpipe|one_f_one_b,
-    recompute none|full; `stages` is the layers of each pipeline stage."""
+    """Degrees are called by their mesh axis. Words: context_form gathered|heads, schedule a name of `schedules`,
+    recompute none|full; `chunks` per pipeline rank; `stages` is the layers of each chunk."""
 
     region: Wish = AUTO
     pipeline: Wish = AUTO
@@ -68,6 +68,7 @@ class Parallel:
     context_form: Wish = AUTO
     zero: Wish = AUTO
     schedule: Wish = AUTO
+    chunks: Wish = AUTO
     recompute: Wish = AUTO
     micro_batch: Wish = AUTO
     stages: Wish = AUTO

@@ -107,10 +107,13 @@ def test_S_LAY_01_layers_that_do_not_divide_are_never_lost() -> None:
     assert codes(legal(spec, Layout(pipeline=4, stages=(7, 7, 7, 7)))) == ["T247"]
 
 
-@pytest.mark.parametrize("key", ["chunks", "virtual_stages"])
-def test_S_LAY_02_virtual_stages_are_refused_by_name_and_a_stage_list_must_hold_all_layers(key: str) -> None:
-    found = only(errors(spec_text(f"pipeline = 16, {key} = 2", devices=16, layers=80)))
-    assert found.code == "T224" and "virtual" in found.message
+def test_S_LAY_02_virtual_stages_must_hold_all_layers() -> None:
+    found = only(errors(spec_text("pipeline = 16, virtual_stages = 2", devices=16, layers=80)))
+    assert found.code == "T211" and found.nearest == ("chunks",)
+    text = spec_text(f"pipeline = 16, schedule = interleaved, stages = {[2] * 32}", devices=16, layers=80)
+    lost = only(errors(text))
+    assert lost.code == "T247" and "64" in lost.message and "80" in lost.message
+    assert lost.nearest == (f"stages = {[3] * 16 + [2] * 16}",)
     lost = only(errors(spec_text(f"pipeline = 16, stages = {[4] * 16}", devices=16, layers=80)))
     assert lost.code == "T247" and "64" in lost.message and "80" in lost.message
     assert lost.nearest == (f"stages = {[5] * 16}",)

@@ -44,7 +44,10 @@ def test_a_good_layout_is_legal() -> None:
         ("T249", {"pipeline": 8, "data": 1, "tensor": 1, "stages": ()}, {"layers": 7}),
         ("T224", {"zero": 2}, {}),
         ("T224", {"region": 2, "data": 1}, {}),
-        ("T224", {"schedule": "dualpipe"}, {}),
+        ("T252", {"schedule": "dualpipe_v"}, {}),
+        ("T252", {"chunks": 2}, {}),
+        ("T253", {"schedule": "dualpipe"}, {"batch": "12"}),
+        ("T249", {"schedule": "zero_bubble_v", "chunks": 2, "stages": ()}, {"layers": 3}),
         ("T224", {"recompute": "selective"}, {}),
     ],
 )

@@ -103,4 +103,5 @@ class Layout:
     context_form: str = "gathered"
     schedule: str = "one_f_one_b"
     recompute: str = "none"
+    chunks: int = 1
     stages: tuple[int, ...] = ()
