@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,16 +25,17 @@ class Compiled:
 
 
 def check_spec(path: str | Path) -> Spec:
-    """Parse, resolve and check the user's pins. Raises TitanError with every problem found."""
+    """Parse, resolve and check the user's pins; warnings are added to the spec's. Raises TitanError with every problem
+    found."""
     from titan.compiler.spec.legality import check_pins
     from titan.compiler.spec.resolve import load_spec
     from titan.grammar.diagnostics import TitanError
 
     spec = load_spec(path)
-    problems = check_pins(spec)
-    if problems:
-        raise TitanError(problems)
-    return spec
+    found = check_pins(spec)
+    if any(problem.severity == "error" for problem in found):
+        raise TitanError(found)
+    return replace(spec, warnings=(*spec.warnings, *found)) if found else spec
 
 
 def compile_spec(path: str | Path) -> Compiled:

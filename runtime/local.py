@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from torch import device as Device
 
 ECHO = 0.3  # seconds in which a second signal is the first one's echo
-GRACE = 1.2  # seconds for the others to leave by themselves after a failure
+GRACE = 0.8  # seconds for the others to leave by themselves after a failure
 _PR_SET_PDEATHSIG = 1
 
 

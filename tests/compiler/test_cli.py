@@ -121,6 +121,15 @@ def test_wrong_command_lines(arguments: list[str], part: str, capsys: pytest.Cap
     assert err.startswith("error T601: ") and part in err
 
 
+def test_a_warning_does_not_stop_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = tmp_path / "idle.titan"
+    spec.write_text(Path(QUICKSTART).read_text().replace("pipeline = 2", "pipeline = 2\n    data = 1\n    zero = 1"))
+    assert "warning T251" in titan(capsys, "check", str(spec))[2]
+    code, out, err = titan(capsys, "plan", str(spec), "--json")
+    assert code == 0, err
+    assert any("T251" in warning for warning in json.loads(out)["warnings"])
+
+
 def test_nothing_fits_is_three(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spec = tmp_path / "large.titan"
     text = (ROOT / "examples" / "llama3_70b_1024gpu.titan").read_text()
