@@ -13,7 +13,7 @@ from titan.compiler.plan.layout import sharded_by
 from titan.compiler.plan.program import Block, Plan, Role
 from titan.compiler.plan.segment import parse_unit
 from titan.compiler.verify.bodies import coefficients, first_index, whole_shape
-from titan.compiler.verify.findings import Finding, at, used_blocks
+from titan.compiler.verify.findings import Finding, at, shown, used_blocks
 from titan.compiler.verify.flow import bare
 from titan.compiler.verify.updates import Step, _factors, _trace
 
@@ -45,23 +45,56 @@ def _batch(plan: Plan, instruction: Instruction) -> str:
     return ""
 
 
-def _loads(plan: Plan, role: Role) -> tuple[list[Finding], dict[str, set[str]]]:
-    """Findings, and per order what the role loads for each micro-batch."""
-    found: list[Finding] = []
-    kinds: dict[str, set[str]] = {}
-    for order in ("train", "evaluate"):
-        kinds[order] = set()
-        for block in used_blocks(role, order):
-            for index, instruction in enumerate(block.instructions):
-                if instruction.opcode == "load_batch" and instruction.attribute("what") in _KINDS:
-                    what = str(instruction.attribute("what"))
-                    wrong = _batch(plan, instruction)
-                    if what in kinds[order]:
-                        wrong = wrong or f"{what} are loaded twice for one micro-batch"
-                    kinds[order].add(what)
-                    if wrong:
-                        found.append(at("T750", wrong, role, block, index))
-    return found, kinds
+def _loads(plan: Plan, role: Role) -> list[Finding]:
+    """Every load of the role against the plan's batch."""
+    return [
+        at("T750", wrong, role, block, index)
+        for block in role.blocks
+        for index, instruction in enumerate(block.instructions)
+        if instruction.opcode == "load_batch" and instruction.attribute("what") in _KINDS
+        for wrong in (_batch(plan, instruction),)
+        if wrong
+    ]
+
+
+def _times(plan: Plan, order: str) -> list[Finding]:
+    """Over all roles every micro-batch's tokens and labels are loaded once."""
+    count = int(plan.setting("train.micro_batches") or 0)
+    read: dict[str, dict[int, int]] = {what: {} for what in _KINDS}
+    found = []
+    for role in plan.roles:
+        loads = {
+            block.name: [
+                (index, str(i.attribute("what")), i.writes[0].partition(":")[2])
+                for index, i in enumerate(block.instructions)
+                if i.opcode == "load_batch" and i.attribute("what") in _KINDS
+            ]
+            for block in used_blocks(role, order)
+        }
+        for position, call in enumerate(role.order(order)):
+            block = role.block_table[call.block]
+            for index, what, symbol in loads[call.block]:
+                batch = dict(zip(block.parameters, call.arguments, strict=True)).get(symbol, -1)
+                if batch in read[what]:
+                    message = f"{what} of micro-batch {batch} are loaded twice in order {order}"
+                    found.append(at("T750", message, role, block, index, position))
+                read[what][batch] = role.pipeline
+    for what, batches in read.items():
+        missing = sorted(set(range(count)) ^ batches.keys())
+        if missing:
+            message = f"order {order}: {what} of micro-batch {missing[0]} are not loaded, or not in the plan's {count}"
+            found.append(Finding("T750", message, *_somewhere(plan, what)))
+    return found
+
+
+def _somewhere(plan: Plan, what: str) -> tuple[int, str, int, str]:
+    """Place of the first load of a kind."""
+    for role in plan.roles:
+        for block in role.blocks:
+            for index, i in enumerate(block.instructions):
+                if i.opcode == "load_batch" and i.attribute("what") == what:
+                    return role.pipeline, block.name, index, shown(i)
+    return -1, "", -1, ""
 
 
 def _readers(plan: Plan) -> dict[str, tuple[tuple[str, str, str], ...]]:
@@ -159,19 +192,8 @@ def data(plan: Plan) -> list[Finding]:
             f"{rows} sequences x {count} micro-batches x {plan.mesh.size('data')} ranks are not the batch of {whole}"
         )
         found.append(Finding("T750", message))
-    loaders: dict[tuple[str, str], list[int]] = {}
     readers = _readers(plan)
     for role in plan.roles:
-        wrong, kinds = _loads(plan, role)
-        found += wrong
-        for order, whats in kinds.items():
-            for what in whats:
-                loaders.setdefault((order, what), []).append(role.pipeline)
         uses = _uses(plan, role, readers)
-        found += _used(role, uses) + _count(plan, role, uses)
-    for order in ("train", "evaluate"):
-        for what in _KINDS:
-            stages = loaders.get((order, what), [])
-            if len(stages) != 1:
-                found.append(Finding("T750", f"order {order}: {what} are loaded by {len(stages)} stages, not by one"))
-    return found
+        found += _loads(plan, role) + _used(role, uses) + _count(plan, role, uses)
+    return found + _times(plan, "train") + _times(plan, "evaluate")

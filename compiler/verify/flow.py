@@ -28,6 +28,16 @@ _TRANSPOSE = {
     "all_to_all": ("all_to_all",),
 }
 Place = tuple[Block, int]
+Piece = tuple[Block, str]  # a block and which of its parameters is the micro-batch that is followed
+
+
+def of_batch(block: Block, symbol: str) -> list[tuple[int, Instruction]]:
+    """The instructions of one micro-batch: all of a block, or its half of a pair."""
+    listed = list(enumerate(block.instructions))
+    if len(block.parameters) < 2:
+        return listed
+    mark = ":" + symbol
+    return [(n, i) for n, i in listed if any(name.rstrip("?").endswith(mark) for name in (*i.writes, *i.reads))]
 
 
 @dataclass(frozen=True)
@@ -68,10 +78,10 @@ class Flow:
 
     # -- forward ------------------------------------------------------------------------------------------------------
 
-    def run(self, blocks: tuple[Block, ...]) -> None:
+    def run(self, pieces: tuple[Piece, ...]) -> None:
         """Forward of all blocks first: a gradient's completeness needs all consumers."""
-        listed = [(b, n, i) for b in blocks for n, i in enumerate(b.instructions)]
-        self.exchanged = {(b.name, e.received): e for b in blocks for e in exchanges(b)[0]}
+        listed = [(block, n, i) for block, symbol in pieces for n, i in of_batch(block, symbol)]
+        self.exchanged = {(block.name, e.received): e for block, _ in pieces for e in exchanges(block)[0]}
         for block, index, instruction in listed:
             self.place = (block, index)
             self.forward(instruction)
@@ -382,10 +392,10 @@ def _complete(flow: Flow) -> None:
             flow.fail(f"the gradient of `{value}` is not given back to where it came from", "T742")
 
 
-def train_flow(plan: Plan, role: Role, blocks: tuple[Block, ...]) -> Flow:
+def train_flow(plan: Plan, role: Role, pieces: tuple[Piece, ...]) -> Flow:
     """Forward, recompute and backward of one micro-batch."""
     flow = Flow(plan, role)
-    flow.run(blocks)
+    flow.run(pieces)
     _complete(flow)
     _rings(flow)
     return flow
@@ -396,10 +406,10 @@ def _rings(flow: Flow) -> None:
         flow.fail(wrong, "T741", flow.places[unit])
 
 
-def evaluate_flow(plan: Plan, role: Role, blocks: tuple[Block, ...]) -> Flow:
+def evaluate_flow(plan: Plan, role: Role, pieces: tuple[Piece, ...]) -> Flow:
     """The forward of one micro-batch in an evaluation; nothing may run backward."""
     flow = Flow(plan, role)
-    flow.run(blocks)
+    flow.run(pieces)
     _rings(flow)
     for unit in flow.backwards:
         flow.fail(f"{unit} runs backward in an evaluation", "T740")

@@ -7,50 +7,66 @@ One micro-batch stands for all that run the same blocks (`flow`); the buffers of
 
 from __future__ import annotations
 
-from titan.compiler.plan.program import Block, Plan, Role
+from dataclasses import dataclass, field
+
+from titan.compiler.plan.program import Plan, Role
 from titan.compiler.plan.segment import bind, parse_unit
 from titan.compiler.verify.findings import MOST, Finding, at
-from titan.compiler.verify.flow import Flow, evaluate_flow, forward_graph, train_flow
+from titan.compiler.verify.flow import Flow, bare, evaluate_flow, forward_graph, train_flow
 from titan.compiler.verify.loss import BUFFER, loss
 from titan.compiler.verify.updates import Step, train_step
 
 
-def batches(role: Role, order: str) -> dict[int, tuple[str, ...]]:
-    """The blocks that run for each micro-batch, in order of their calls."""
-    found: dict[int, list[str]] = {}
+def batches(role: Role, order: str) -> dict[int, tuple[tuple[str, str], ...]]:
+    """What runs for each micro-batch, in order: (block, its parameter that is this micro-batch)."""
+    found: dict[int, list[tuple[str, str]]] = {}
+    table = role.block_table
     for call in role.order(order):
-        for argument in call.arguments:
-            found.setdefault(argument, []).append(call.block)
-    return {batch: tuple(blocks) for batch, blocks in found.items()}
+        for argument, symbol in zip(call.arguments, table[call.block].parameters):
+            found.setdefault(argument, []).append((call.block, symbol))
+    return {batch: tuple(pieces) for batch, pieces in found.items()}
 
 
-def _classes(plan: Plan, role: Role, order: str) -> tuple[list[tuple[Block, ...]], list[Finding]]:
-    """Distinct sets of blocks over the micro-batches, which must be 0 to the plan's number less one."""
-    found = batches(role, order)
-    count = plan.setting("train.micro_batches")
-    if sorted(found) != list(range(int(count or 0))):
-        message = f"order {order} runs {len(found)} micro-batches, the plan has {count}"
-        return [], [Finding("T740", message, role.pipeline)]
-    kinds: dict[tuple[str, ...], tuple[str, ...]] = {}
-    for blocks in found.values():
-        kinds.setdefault(tuple(sorted(blocks)), blocks)
-    return [tuple(role.block_table[name] for name in blocks) for blocks in kinds.values()], []
+@dataclass
+class _Program:
+    """One order of one role: the flow of each kind of micro-batch, and the kind of each micro-batch."""
+
+    role: Role
+    order: str
+    flows: list[Flow] = field(default_factory=list)
+    kinds: dict[int, int] = field(default_factory=dict)
 
 
-def _covered(plan: Plan, role: Role, flow: Flow) -> list[Finding]:
+def _follow(plan: Plan, role: Role, order: str) -> _Program:
+    """Follows one micro-batch of each kind; micro-batches that run the same blocks are alike."""
+    found = _Program(role, order)
+    known: dict[tuple[tuple[str, str], ...], int] = {}
+    check = train_flow if order == "train" else evaluate_flow
+    for batch, pieces in batches(role, order).items():
+        kind = tuple(sorted(pieces))
+        if kind not in known:
+            known[kind] = len(found.flows)
+            found.flows.append(check(plan, role, tuple((role.block_table[name], symbol) for name, symbol in pieces)))
+        found.kinds[batch] = known[kind]
+    return found
+
+
+def _covered(plan: Plan, program: _Program) -> list[Finding]:
     """Every parameter that is at home here is used, every layer of the role runs."""
     used: set[str] = set()
     layers: set[int] = set()
-    for unit in flow.forwards:
-        name, layer = parse_unit(unit)
-        used.update(bind(formal, layer) for formal in plan.segment_table[name].parameters)
-        if layer is not None:
-            layers.add(layer)
-    found = []
-    homes = {bucket.name: bucket.homes for bucket in plan.buckets}
+    for flow in program.flows:
+        for unit in flow.forwards:
+            name, layer = parse_unit(unit)
+            used.update(bind(formal, layer) for formal in plan.segment_table[name].parameters)
+            if layer is not None:
+                layers.add(layer)
+    role, found = program.role, []
+    here = {bucket.name for bucket in plan.buckets if role.pipeline in bucket.homes}
     for parameter in plan.parameters:
-        if role.pipeline in homes[parameter.bucket] and parameter.name not in used:
-            found.append(Finding("T740", f"no segment runs with parameter {parameter.name}", role.pipeline))
+        if parameter.bucket in here and parameter.name not in used:
+            message = f"no segment runs with parameter {parameter.name} in order {program.order}"
+            found.append(Finding("T740", message, role.pipeline))
     held = {layer for chunk in role.layers for layer in chunk}
     if layers != held:
         message = f"the role holds layers {sorted(held)}, its programs run {sorted(layers)}"
@@ -58,57 +74,76 @@ def _covered(plan: Plan, role: Role, flow: Flow) -> list[Finding]:
     return found
 
 
-def _losses(role: Role, flow: Flow, blocks: tuple[Block, ...]) -> list[Finding]:
-    holds = any(buffer.name == BUFFER for buffer in role.buffers)
-    if len(flow.losses) == (1 if holds else 0):
-        return []
-    message = f"a micro-batch adds to the loss {len(flow.losses)} times"
-    places = [(b, n) for b in blocks for n, i in enumerate(b.instructions) if i.opcode == "loss"]
-    last = [(b, n) for b in blocks for n, i in enumerate(b.instructions) if i.opcode == "forward"]
-    return [at("T747", message, role, *(places or last)[-1])]
-
-
-def _role(plan: Plan, role: Role) -> list[Finding]:
-    found: list[Finding] = []
-    graphs = []
-    for order, check in (("train", train_flow), ("evaluate", evaluate_flow)):
-        kinds, wrong = _classes(plan, role, order)
-        found += wrong
-        for blocks in kinds:
-            flow = check(plan, role, blocks)
-            found += flow.findings + _covered(plan, role, flow) + _losses(role, flow, blocks)
-            graphs.append((flow, forward_graph(flow)))
-    found += _agree(role, graphs)
-    if len(found) < MOST:
-        step = train_step(plan, role)
-        evaluation = _evaluation(plan, role)
-        loss(step)
-        loss(evaluation)
-        found += step.findings + evaluation.findings
-    return found
-
-
-def _agree(role: Role, graphs: list[tuple[Flow, dict[str, tuple[object, ...]]]]) -> list[Finding]:
-    """Every kind of micro-batch computes the same forward, in training and in evaluation."""
-    for flow, graph in graphs[1:]:
-        _, first = graphs[0]
-        for register in (*first, *graph):
-            if first.get(register) != graph.get(register):
-                made = graph.get(register, first.get(register, ("?",)))[0]
-                place = flow.places.get(str(made)) or graphs[0][0].places.get(str(made))
-                message = f"`{register}` is computed in two ways: in training and in evaluation"
-                if place:
-                    return [at("T741", message, role, *place)]
-                return [_moved(role, flow, register, message)]
+def _everywhere(plan: Plan, programs: list[_Program]) -> list[Finding]:
+    """Over all roles every micro-batch runs the same segments, each once, and adds to the loss once."""
+    count = int(plan.setting("train.micro_batches") or 0)
+    everything = {unit for program in programs for flow in program.flows for unit in flow.forwards}
+    seen: set[tuple[int, ...]] = set()
+    for batch in range(count):
+        kinds = tuple(program.kinds.get(batch, -1) for program in programs)
+        if kinds in seen:
+            continue
+        seen.add(kinds)
+        flows = [program.flows[kind] for program, kind in zip(programs, kinds, strict=True) if kind >= 0]
+        found = _once(batch, flows, everything)
+        if found:
+            return found
+    extra = {batch for program in programs for batch in program.kinds} - set(range(count))
+    if extra:
+        return [Finding("T740", f"micro-batch {min(extra)} runs, the plan has {count}")]
     return []
 
 
-def _moved(role: Role, flow: Flow, register: str, message: str) -> Finding:
-    for block in role.blocks:
+def _once(batch: int, flows: list[Flow], everything: set[str]) -> list[Finding]:
+    ran: set[str] = set()
+    for flow in flows:
+        for unit in flow.forwards:
+            if unit in ran:
+                message = f"micro-batch {batch} runs {unit} on two stages"
+                return [at("T740", message, flow.role, *flow.places[unit])]
+            ran.add(unit)
+    if ran != everything:
+        return [Finding("T740", f"micro-batch {batch} never runs {', '.join(sorted(everything - ran)[:3])}")]
+    losses = [flow for flow in flows for _ in flow.losses]
+    if len(losses) != 1:
+        place = (losses or flows)[-1]
+        unit = list(place.places)[-1]
+        message = f"micro-batch {batch} adds to the loss {len(losses)} times"
+        return [at("T747", message, place.role, *place.places[unit])]
+    return []
+
+
+def _agree(train: _Program, evaluate: _Program) -> list[Finding]:
+    """Every kind of micro-batch computes the same forward, in training and in evaluation."""
+    first: dict[str, tuple[object, ...]] = {}
+    for flow in train.flows:
+        for register, made in forward_graph(flow).items():
+            if first.setdefault(register, made) != made:
+                return [_differs(flow, register, made)]
+    again: dict[str, tuple[object, ...]] = {}
+    for flow in evaluate.flows:
+        graph = forward_graph(flow)
+        for register in graph:
+            if first.get(register) != graph[register]:
+                return [_differs(flow, register, graph[register])]
+        again |= graph
+    for flow in train.flows:
+        for register, made in forward_graph(flow).items():
+            if register not in again:
+                return [_differs(flow, register, made)]
+    return []
+
+
+def _differs(flow: Flow, register: str, made: tuple[object, ...]) -> Finding:
+    message = f"`{register}` is not computed alike in training and in evaluation, or for all micro-batches"
+    place = flow.places.get(str(made[0]))
+    if place:
+        return at("T741", message, flow.role, *place)
+    for block in flow.role.blocks:
         for index, instruction in enumerate(block.instructions):
-            if instruction.writes and instruction.writes[0].partition(":")[0].rstrip("?") == register:
-                return at("T741", message, role, block, index)
-    return Finding("T741", message, role.pipeline)
+            if instruction.writes and bare(instruction.writes[0]) == register:
+                return at("T741", message, flow.role, block, index)
+    return Finding("T741", message, flow.role.pipeline)
 
 
 def _evaluation(plan: Plan, role: Role) -> Step:
@@ -123,6 +158,26 @@ def _evaluation(plan: Plan, role: Role) -> Step:
     return step
 
 
+def _steps(plan: Plan, role: Role) -> list[Finding]:
+    step, evaluation = train_step(plan, role), _evaluation(plan, role)
+    loss(step)
+    loss(evaluation)
+    return step.findings + evaluation.findings
+
+
 def gradients(plan: Plan) -> list[Finding]:
     """Findings of proof (d) over all roles."""
-    return [finding for role in plan.roles for finding in _role(plan, role)]
+    found: list[Finding] = []
+    programs: dict[str, list[_Program]] = {"train": [], "evaluate": []}
+    for role in plan.roles:
+        for order, listed in programs.items():
+            program = _follow(plan, role, order)
+            listed.append(program)
+            found += [finding for flow in program.flows for finding in flow.findings]
+            found += _covered(plan, program)
+        found += _agree(programs["train"][-1], programs["evaluate"][-1])
+        if len(found) < MOST:
+            found += _steps(plan, role)
+    for listed in programs.values():
+        found += _everywhere(plan, listed)
+    return found

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from titan.compiler.plan.instruction import base_name
+from titan.compiler.plan.instruction import Instruction, base_name
 from titan.compiler.plan.operators import TensorType
-from titan.compiler.verify.updates import Event, Step, _factors, _trace
+from titan.compiler.verify.updates import Event, Step, _factors, _homes, _trace
 
 BUFFER = "b.loss"
 
 
-def _holder(step: Step) -> int:
-    """Pipeline coordinate of the role that adds up the loss."""
-    holders = [r.pipeline for r in step.plan.roles if any(b.name == BUFFER for b in r.buffers)]
-    return holders[0] if len(holders) == 1 else -1
+def _holders(step: Step) -> tuple[int, ...]:
+    """Pipeline coordinates of the roles that add up the loss: one per copy of the model."""
+    return tuple(r.pipeline for r in step.plan.roles if any(b.name == BUFFER for b in r.buffers))
 
 
 def loss(step: Step) -> None:
     """Checks one order of one role; the evaluation's too."""
     plan, role = step.plan, step.role
-    holder = _holder(step)
-    if holder < 0:
-        step.fail("T747", "exactly one role holds the loss")
+    holders = _holders(step)
+    if not holders:
+        step.fail("T747", "no role holds the loss", step.last)
         return
     reports = [e for e in step.others.get("report", []) if e.instruction.attribute("name") == "loss"]
     if len(reports) != 1:
@@ -31,9 +30,9 @@ def loss(step: Step) -> None:
         )
         return
     partial = {f for f, s in plan.types.get("loss", TensorType("f32", ())).layout if s == "P" and plan.mesh.size(f) > 1}
-    if role.pipeline == holder:
+    if role.pipeline in holders:
         _cleared(step)
-    _reported(step, reports[0], holder, partial if role.pipeline == holder else set())
+    _reported(step, reports[0], holders, partial if role.pipeline in holders else set())
 
 
 def _cleared(step: Step) -> None:
@@ -46,38 +45,57 @@ def _cleared(step: Step) -> None:
         step.fail("T747", f"the loss is cleared {len(zeros)} times, or between its parts", event)
 
 
-def _reported(step: Step, report: Event, holder: int, partial: set[str]) -> None:
-    """The reported scalar is the loss buffer, summed over the factors on which it is partial, and broadcast."""
-    plan = step.plan
-    name = base_name(report.instruction.reads[0])
+def _reported(step: Step, report: Event, holders: tuple[int, ...], partial: set[str]) -> None:
+    """The reported scalar is the loss buffer, summed over the factors on which it is partial and over the stages that
+    hold parts, and broadcast from one of these."""
+    stage, name = step.role.pipeline, base_name(report.instruction.reads[0])
     path = list(_trace(step, name))
-    summed: list[str] = []
-    told = len(plan.roles) == 1
-    for event in path:
+    told = [event.instruction for event in path if event.instruction.opcode == "broadcast"]
+    root = stage if len(step.plan.roles) == 1 else _root(step, told)
+    if root not in holders:
+        step.fail("T747", f"the loss is not broadcast from one of the stages {holders}", path[0] if path else report)
+    elif stage == root:
+        source = base_name(path[-1].instruction.reads[0]) if path and path[-1].instruction.reads else name
+        if source != BUFFER:
+            step.fail("T747", f"the reported loss comes from `{source}`, not from {BUFFER}", report)
+    elif len(path) != 1 or path[0].instruction.reads:
+        step.fail("T747", f"`{name}` is not the loss of stage {root}", report)
+    if stage in holders:
+        sums = path if stage == root else [e for events in step.made.values() for e in events if _reads_loss(e)]
+        _summed(step, [e for e in sums if e.instruction.opcode != "broadcast"], report, holders, partial)
+
+
+def _reads_loss(event: Event) -> bool:
+    return event.instruction.reads[:1] == (BUFFER,)
+
+
+def _root(step: Step, told: list[Instruction]) -> int:
+    """The stage that broadcasts along the whole pipeline; -1 when none does, or another group is used."""
+    if len(told) != 1 or told[0].group in step.plan.group_table or _factors(step.plan, told[0].group) != ("pipeline",):
+        return -1
+    return int(told[0].attribute("root"))
+
+
+def _summed(step: Step, sums: list[Event], report: Event, holders: tuple[int, ...], partial: set[str]) -> None:
+    """The sums that the loss passes: each factor and holding stage once, after its last part, before it is cleared."""
+    factors: list[str] = []
+    stages: list[int] = []
+    for event in sums:
         instruction = event.instruction
-        if instruction.opcode == "broadcast":
-            told = told or (
-                _factors(plan, instruction.group) == ("pipeline",)
-                and instruction.group not in plan.group_table
-                and instruction.attribute("root") == holder
-            )
-        elif instruction.opcode == "all_reduce" and instruction.attribute("op") == "sum":
-            summed += _factors(plan, instruction.group)
-        else:
+        if instruction.opcode != "all_reduce" or instruction.attribute("op") != "sum":
             step.fail("T747", f"{instruction.opcode} is no part of summing the loss", event)
-    source = base_name(path[-1].instruction.reads[0]) if path and path[-1].instruction.reads else name
-    if step.role.pipeline == holder and source != BUFFER:
-        step.fail("T747", f"the reported loss comes from `{source}`, not from {BUFFER}", report)
-    if step.role.pipeline != holder and (len(path) != 1 or path[0].instruction.reads):
-        step.fail("T747", f"`{name}` is not the loss of stage {holder}", report)
-    if sorted(summed) != sorted(partial):
-        place = next((e for e in path if e.instruction.opcode == "all_reduce"), report)
-        step.fail("T747", f"the loss is summed over {summed or 'nothing'}, it is partial over {sorted(partial)}", place)
-    if not told:
-        step.fail("T747", f"the loss is not broadcast from stage {holder}", report)
-    read = step.added.get(BUFFER)
-    if path and read and path[-1].place < read[1].place:
-        step.fail("T747", "the loss is summed before its last part", path[-1])
-    zeros = [e for e in step.events.get(BUFFER, []) if e.instruction.opcode == "zero_grad"]
-    if zeros and zeros[0].place < (path[-1] if path else report).place and read and zeros[0].place > read[1].place:
-        step.fail("T747", "the loss is cleared before it is reported", zeros[0])
+        factors += [f for f in _factors(step.plan, instruction.group) if f != "pipeline"]
+        stages += _homes(step.plan, instruction.group)
+    place = sums[0] if sums else report
+    if sorted(factors) != sorted(partial):
+        message = f"the loss is summed over {factors or 'nothing'}, it is partial over {sorted(partial)}"
+        step.fail("T747", message, place)
+    if sorted(stages) != (sorted(holders) if len(holders) > 1 else []):
+        step.fail("T747", f"the loss is summed over stages {stages}, parts are on {holders}", place)
+    added = step.added.get(BUFFER)
+    first = sums[-1] if sums else report
+    if added and first.place < added[1].place:
+        step.fail("T747", "the loss is summed before its last part", first)
+    for zero in step.events.get(BUFFER, []):
+        if added and added[1].place < zero.place < first.place:
+            step.fail("T747", "the loss is cleared before it is reported", zero)

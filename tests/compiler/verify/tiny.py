@@ -79,13 +79,24 @@ KINDS: dict[str, tuple[str, tuple[int, ...], int, int, bool, str, dict[str, obje
         },
     ),
     "square": ("llama", (1, 1), 4, 13, False, "fp64", {"pipeline": 2, "data": 2, "zero": 1}),
+    "split": ("gpt2", (1, 1), 4, 13, True, "fp64", {"pipeline": 2, "schedule": "zero_bubble_h1", "micro_batches": 4}),
+    "chunks": (
+        "llama",
+        (1, 1, 1, 1),
+        4,
+        16,
+        False,
+        "fp64",
+        {"pipeline": 2, "schedule": "interleaved", "micro_batches": 4},
+    ),
+    "pairs": ("gpt2", (1, 1), 4, 13, True, "fp64", {"pipeline": 2, "schedule": "dualpipe", "micro_batches": 4}),
     "gpipe": ("llama", (1, 1), 4, 16, True, "fp64", {"pipeline": 2, "tensor": 2, "data": 2, "schedule": "gpipe"}),
 }
 
 
 def strategy(name: str, micro_batches: int = 3) -> Strategy:
     _, stages, _, _, _, _, fields = KINDS[name]
-    return Strategy(stages=stages, micro_batches=micro_batches, **fields)  # type: ignore[arg-type]
+    return Strategy(**{"stages": stages, "micro_batches": micro_batches, **fields})  # type: ignore[arg-type]
 
 
 @cache
