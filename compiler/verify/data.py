@@ -14,7 +14,7 @@ from titan.compiler.plan.program import Block, Plan, Role
 from titan.compiler.plan.segment import parse_unit
 from titan.compiler.verify.bodies import coefficients, first_index, whole_shape
 from titan.compiler.verify.findings import Finding, at, shown, used_blocks
-from titan.compiler.verify.flow import bare
+from titan.compiler.verify.rings import bare
 from titan.compiler.verify.updates import Step, _factors, _trace
 
 _KINDS = ("tokens", "labels")
