@@ -57,6 +57,22 @@ def _attend(start: int | None, width: int) -> Callable[..., Tensor]:
     return attend
 
 
+def _merged(query: int, queries: int, key: int, keys: int) -> Callable[..., Tensor]:
+    """Partial attention of which nothing is known but result and log-sum-exp, and some keys more for some queries."""
+
+    def merge(q: Tensor, k: Tensor, v: Tensor, partial: Tensor, partial_lse: Tensor) -> Tensor:
+        q, k, v, partial = (x.unflatten(-1, (-1, 8)).transpose(1, 2) for x in (q, k, v, partial))
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+        scores = (q @ k.transpose(-1, -2) / 8**0.5).exp()
+        seen = torch.zeros(q.shape[2], k.shape[2], dtype=torch.float64)
+        seen[query : query + queries, key : key + keys] = 1
+        weights, before = scores * seen, partial_lse.exp().unsqueeze(-1)
+        merged = (weights @ v + before * partial) / (weights.sum(-1, keepdim=True) + before)
+        return merged.transpose(1, 2).flatten(2)
+
+    return merge
+
+
 def _embed(start: int) -> Callable[..., Tensor]:
     def embed(tokens: Tensor, table: Tensor) -> Tensor:
         one_hot = (tokens.unsqueeze(-1) - start == torch.arange(table.shape[0])).double()
@@ -98,7 +114,7 @@ def _speed(speed: float, scaling: tuple[float, ...] | None) -> float:
 
 
 def _dropped(x: Tensor) -> Tensor:
-    return x * kept(PLACE, "ffn", 0.25, 5, x.shape[1], x.shape[2], x.device) / 0.75
+    return x * kept(PLACE, "ffn", 0.25, ((5, x.shape[1]),), x.shape[2], x.device) / 0.75
 
 
 def _sums(start: int, vocab: int) -> Callable[..., tuple[Tensor, Tensor]]:
@@ -131,7 +147,26 @@ def _attention(q: int, k: int, heads: int, kv_heads: int, **attributes: Any) -> 
     return Case("attention", operands, _attend(start, 8), {"head_dim": 8, "causal": True, **attributes}, name)
 
 
+def _step(step: int, rank: int, zigzag: bool, seen: tuple[int, int, int, int], **attributes: Any) -> Case:
+    """A step of a ring of four ranks with six tokens each."""
+    operands = (_normal(2, 6, 32), _normal(2, 6, 16) + 0.1, _normal(2, 6, 16) - 0.1)
+    given = {"head_dim": 8, "causal": True, "step": step, "ring": 4, "rank": rank, "zigzag": zigzag, "final": step == 3}
+    given |= attributes
+    if step:
+        operands = (*operands, _normal(2, 6, 32) * 0.3, _normal(2, 4, 6) + 1)
+        return Case("attention_merge", operands, _merged(*seen), given, f"{step}-{rank}-{zigzag}-{given['causal']}")
+    return Case("attention_block", operands, _attend(0 if given["causal"] else None, 8), given, str(given["causal"]))
+
+
 CASES = (
+    Case("wide_gradient", (_normal(2, 5, 6),), lambda x: x * 1, {"dtype": "f64"}),
+    _step(0, 2, True, (0, 6, 0, 6)),
+    _step(0, 2, True, (0, 6, 0, 6), causal=False),
+    _step(1, 2, True, (0, 6, 0, 3)),
+    _step(3, 2, True, (3, 3, 0, 6)),
+    _step(1, 2, False, (0, 6, 0, 6)),
+    _step(3, 2, False, (0, 0, 0, 0)),
+    _step(3, 2, False, (0, 6, 0, 6), causal=False),
     Case("embedding", (TOKENS, _normal(12, 6)), _embed(0)),
     Case("embedding", (TOKENS, _normal(4, 6)), _embed(4), {"start": 4}, "shard"),
     Case("add_positions", (_normal(2, 5, 6), _normal(9, 6)), lambda x, t: x + t[3:8], {"start": 3}),
@@ -213,7 +248,7 @@ def test_one_file_for_each_row() -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 def test_results_are_typed_as_the_row_says(case: Case, dtype: torch.dtype) -> None:
     row, statistic = OPERATORS[case.operator], torch.float64 if dtype == torch.float64 else torch.float32
-    statistics = ("peak", "total", "target", "count")
+    statistics = ("peak", "total", "target", "count", "partial", "partial_lse")
     operands = tuple(
         x if not x.is_floating_point() else x.to(statistic if name in statistics else dtype)
         for name, x in zip(row.operands, case.operands, strict=True)
@@ -273,19 +308,21 @@ def test_bfloat16_gradients_are_accumulated_in_float32(case: Case) -> None:
     if not row.differentiable or row.name == "token_loss":
         pytest.skip("no bfloat16 gradient")
     _, given, wanted = _oracle(case)
-    narrow = {"peak", "total", "target"}
+    narrow = {"peak", "total", "target", "partial", "partial_lse"}
+    changes = {"dtype": "bf16", "final": True}  # backward works from the final result, whatever the part
+    attributes = {key: changes.get(key, value) for key, value in case.attributes.items()}
     operands = tuple(
         x.float() if n in narrow else x.bfloat16() if x.is_floating_point() else x
         for n, x in zip(row.operands, case.operands, strict=True)
     )
-    results = module.forward(case.attributes, PLACE, *operands)
+    results = module.forward(attributes, PLACE, *operands)
     gradients = tuple(g.to(r.dtype) for g, r in zip(given, results, strict=False))
     everything = dict(zip(row.operands + row.results, operands + results, strict=True))
-    found = module.backward_input(case.attributes, PLACE, {n: everything[n] for n in row.saves}, gradients)
+    found = module.backward_input(attributes, PLACE, {n: everything[n] for n in row.saves}, gradients)
     into = tuple(torch.zeros(case.operands[n].shape) for n in parameters)
     module.backward_weight(case.attributes, PLACE, {n: everything[n] for n in _weight_names(case)}, gradients, into)
     for n, gradient in zip(inputs, found, strict=True):
-        assert gradient.dtype == operands[n].dtype
+        assert gradient.dtype == (torch.float32 if row.operands[n] in row.wide else operands[n].dtype)
     for n, gradient in zip(inputs + parameters, (*found, *into), strict=True):
         right = wanted[n] if wanted[n] is not None else torch.zeros_like(case.operands[n])
         assert (gradient.double() - right).norm() <= 0.03 * right.norm() + 1e-6

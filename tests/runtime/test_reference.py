@@ -229,7 +229,7 @@ def test_dropout_draws_the_masks_of_the_operator(width: int) -> None:
     for layer, site in ((-1, "embedding"), (4, "attention")):
         found = _dropout({"dropout": 0.2}, x, _Random((5, 3), 17, 6, True), layer, site)
         place = Place(17, 6, (5, 3), layer=None if layer < 0 else layer)
-        assert torch.equal(found != 0, kept(place, site, 0.2, 0, 9, width, x.device))
+        assert torch.equal(found != 0, kept(place, site, 0.2, ((0, 9),), width, x.device))
     assert torch.equal(_dropout({"dropout": 0.2}, x, _Random((5, 3), 17, 6, False), 4, "ffn"), x)
 
 

@@ -104,7 +104,7 @@ def _mask() -> Tensor:
     from titan.runtime.operators.dropout import kept
 
     place = Place(seed=1, step=0, samples=(4, 7), layer=3)
-    return kept(place, "attention", 0.5, 4, 4, HIDDEN, torch.device("cpu")).double() * 2
+    return kept(place, "attention", 0.5, ((4, 4),), HIDDEN, torch.device("cpu")).double() * 2
 
 
 @pytest.mark.parametrize("split", [False, True])
