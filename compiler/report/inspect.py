@@ -35,7 +35,7 @@ def header_lines(plan: Plan) -> Iterator[str]:
     for group in plan.groups:
         restricted = f" of pipeline {', '.join(map(str, group.pipeline))}" if group.pipeline else ""
         yield f"group        {group.name} = {group.axes}{restricted}, {plan.group_size(group.name):,} ranks"
-    sharded = sum(bucket.sharded for bucket in plan.buckets)
+    sharded = sum(bool(bucket.sharded) for bucket in plan.buckets)
     total = sum(bucket.elements for bucket in plan.buckets)
     yield f"buckets      {len(plan.buckets)}, {sharded} of them with a sharded optimizer, {total:,} local elements"
     yield f"segments     {', '.join(s.name for s in plan.segments)}"
