@@ -30,7 +30,7 @@ from tests.benchmarks import mutation_headers
 from tests.benchmarks.mutation import OPERATORS, Mutant, mutants
 from tests.compiler.verify.tiny import KINDS, plan
 
-PLANS = ("zero", "kv", "tied", "heads", "ring", "square", "sequence")
+PLANS = ("zero", "kv", "tied", "heads", "ring", "square", "sequence", "split", "pairs")
 TOLERANCE = 1e-9
 _HEADER = set(vars(mutation_headers))
 Numbers = dict[str, torch.Tensor]
@@ -140,7 +140,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print one object")
     chosen = parser.parse_args(arguments)
     start = time.perf_counter()
-    each = 4 if chosen.quick else 12
+    each = 2 if chosen.quick else 10
     with ProcessPoolExecutor(max_workers=2) as pool:
         verdicts = [v for found in pool.map(judge_all, PLANS, [each] * len(PLANS)) for v in found]
     found = report(verdicts, time.perf_counter() - start)
