@@ -155,6 +155,21 @@ def test_an_internal_error_is_one_line_and_a_report(
     assert "ZeroDivisionError" in report.read_text() and report.stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.parametrize("command", ["run", "verify"])
+def test_without_pytorch_the_cure_is_named(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("titan.compiler.commands.runtime.find_spec", lambda name: None)
+    arguments = (command, QUICKSTART) if command == "run" else (command, QUICKSTART, "--execute")
+    code, _, err = titan(capsys, *arguments)
+    assert code == 2 and "error T604" in err and "pip install 'titan-compiler[run]'" in err
+
+
+def test_a_missing_plan_file(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = titan(capsys, "verify", "no-such.plan")
+    assert code == 2 and "error T602" in err and "no-such.plan" in err
+
+
 def test_an_interrupt_is_130(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(path: str) -> Any:
         raise KeyboardInterrupt
