@@ -1,7 +1,7 @@
 """V-Half and V-Min: V placement with a half and about a third of 1F1B's activations (Qi et al. 2024).
 
 Each micro-batch repeats one block of six slots; where its two forwards and two input gradients lie in the block decides
-how long frames live. Weight gradients take the holes.
+how long frames live. Weight gradients take the holes, and everything is pulled as early as the same memory allows.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import ceil
 
+from titan.compiler.schedules.listing import pulled
 from titan.compiler.schedules.order import Element, Order, Schedule, Times, vee
 
 Offsets = Callable[[int, int], tuple[int, int, int, int]]  # (ranks, rank) -> slots of F0, F1, I1, I0
@@ -36,7 +37,8 @@ def v_min(ranks: int, micro_batches: int) -> Order:
 
 
 def _order(ranks: int, micro_batches: int, offsets: Offsets) -> Order:
-    return Order(vee(ranks), tuple(_rank(rank, ranks, micro_batches, offsets(ranks, rank)) for rank in range(ranks)))
+    pattern = Order(vee(ranks), tuple(_rank(r, ranks, micro_batches, offsets(ranks, r)) for r in range(ranks)))
+    return pulled(pattern, micro_batches)
 
 
 def _rank(rank: int, ranks: int, micro_batches: int, offsets: tuple[int, int, int, int]) -> tuple[Element, ...]:

@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+from titan.compiler.schedules.listing import pulled
 from titan.compiler.schedules.order import Element, Order, Schedule, Times, vee
 
 
 def zb_v(ranks: int, micro_batches: int) -> Order:
-    """Split backward on a V placement."""
-    return Order(vee(ranks), tuple(_Rank(rank, ranks, micro_batches).program() for rank in range(ranks)))
+    """Split backward on a V placement; with few micro-batches weight gradients are placed by what is idle."""
+    order = Order(vee(ranks), tuple(_Rank(rank, ranks, micro_batches).program() for rank in range(ranks)))
+    return order if micro_batches >= 2 * ranks - 1 else pulled(order, micro_batches)
 
 
 class _Rank:
