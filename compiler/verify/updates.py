@@ -12,6 +12,7 @@ from titan.compiler.plan.program import Block, Bucket, Plan, Role
 from titan.compiler.verify.bodies import active
 from titan.compiler.verify.findings import Finding, at, used_blocks
 
+_PASSING = frozenset(("wait", "free", "send", "recv", "add"))
 _ON_GRADIENT = frozenset(("reduce_grad", "zero_grad", "grad_norm", "optimizer_step"))
 
 
@@ -68,6 +69,8 @@ class Step:
         for block in used_blocks(self.role, self.order):
             positions = calls.get(block.name, [first[block.name], last[block.name]])
             for index, instruction in enumerate(block.instructions):
+                if instruction.opcode in _PASSING or _of_batch(instruction):
+                    continue
                 for position in dict.fromkeys(positions):
                     self.note(Event((position, index), block, instruction))
         for events in (*self.events.values(), *self.made.values(), *self.others.values()):
@@ -95,6 +98,11 @@ class Step:
         for name in instruction.writes:
             if opcode != "wait" and ":" not in name:
                 self.made.setdefault(base_name(name), []).append(event)
+
+
+def _of_batch(instruction: Instruction) -> bool:
+    """A collective on registers of a micro-batch: nothing that the step as a whole keeps."""
+    return instruction.row.kind == "collective" and ":" in instruction.writes[0]
 
 
 def _place(event: Event) -> tuple[int, int]:
