@@ -16,6 +16,7 @@ from titan.compiler.cost.machine import Machine
 from titan.compiler.plan.operators import DTYPE_BYTES, TensorType
 from titan.compiler.plan.program import Bucket
 from titan.compiler.plan.segment import Call, Segment
+from titan.compiler.plan.sequence import mean_pairs, most_pairs
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +36,10 @@ class Seconds:
 
 
 def gemm_seconds(
-    machine: Machine, m: int, n: int, k: int, dtype: str = "bf16", result_bytes: int | None = None
+    machine: Machine, m: int, n: int, k: int, dtype: str = "bf16", result_bytes: int | None = None, launch: bool = True
 ) -> float:
-    """[m, k] x [k, n] in `dtype`; `result_bytes` per element of the result (float32 gradients: 4, read and written)."""
+    """[m, k] x [k, n] in `dtype`; `result_bytes` per element of the result (float32 gradients: 4, read and written).
+    Without `launch` the product is one of many in a kernel."""
     figures, work = machine.figures, 2.0 * m * n * k
     half = figures["matmul_half_dim"]
     filled = (m / (m + half)) * (n / (n + half)) * (k / (k + half)) * work / (work + figures["matmul_half_flops"])
@@ -46,7 +48,7 @@ def gemm_seconds(
     return max(
         work / (machine.rate(dtype, "matmul") * filled),
         moved / machine.memory_bandwidth,
-        figures["launch_seconds"],
+        figures["launch_seconds"] if launch else 0.0,
     )
 
 
@@ -83,14 +85,22 @@ def _call_seconds(machine: Machine, segment: Segment, call: Call) -> Seconds:
     backward = call.row.differentiable and any(o in segment.differentiable for o in needed)
     if call.operator == "linear":
         return _linear_seconds(machine, operands, call.operands[0] in segment.differentiable)
-    if call.operator == "attention":
-        flops = call.row.flops(dict(call.attributes), operands)
+    if call.operator in ("attention", "attention_block", "attention_merge"):
+        given = dict(call.attributes)
+        flops = call.row.flops(given, operands)
         keys, dtype = operands[1].shape[1], operands[0].dtype
-        more = fullest(operands[0].shape[1], keys) if dict(call.attributes).get("causal", True) else 1.0
+        if "ring" in given:
+            more = most_pairs(given, keys) / mean_pairs(given, keys)
+        else:
+            more = fullest(operands[0].shape[1], keys) if given.get("causal", True) else 1.0
         return Seconds(
             attention_seconds(machine, more * flops.forward, keys, dtype),
             attention_seconds(machine, more * flops.backward_input, keys, dtype),
         )
+    if call.operator == "attention_scores":
+        return _scores_seconds(machine, call, operands)
+    if call.operator == "wide_gradient":  # the tensor itself; its gradient becomes narrow
+        return Seconds(0.0, moved_seconds(machine, 1.5 * operands[0].bytes) if backward else 0.0)
     forward = moved_seconds(machine, sum(t.bytes for t in operands) + sum(t.bytes for t in results))
     if call.operator == "embedding":
         written = results[0].bytes
@@ -98,6 +108,22 @@ def _call_seconds(machine: Machine, segment: Segment, call: Call) -> Seconds:
             moved_seconds(machine, 2.0 * written), 0.0, moved_seconds(machine, written + 8.0 * results[0].elements)
         )
     return Seconds(forward, _backward_seconds(machine, call, segment) if backward else 0.0)
+
+
+def _scores_seconds(machine: Machine, call: Call, operands: tuple[TensorType, ...]) -> Seconds:
+    """Attention that forms its scores: a product per head and direction, and kernels between them that read and write
+    every score (scale, mask and softmax in one, dropout in another)."""
+    batch, queries, width = operands[0].shape
+    keys, size, dtype = operands[1].shape[1], DTYPE_BYTES[operands[0].dtype], operands[0].dtype
+    depth = int(dict(call.attributes)["head_dim"])
+    heads = batch * width // depth
+    products = [
+        heads * gemm_seconds(machine, m, n, k, dtype, launch=False)
+        for m, n, k in ((queries, keys, depth), (queries, depth, keys), (keys, depth, queries))
+    ]
+    passes = machine.figures["score_passes"]
+    moved = passes * heads * queries * keys * size / machine.memory_bandwidth
+    return Seconds(products[0] + products[1] + 4 * moved, products[0] + products[1] + 2 * products[2] + 6 * moved)
 
 
 def _linear_seconds(machine: Machine, operands: tuple[TensorType, ...], input_gradient: bool) -> Seconds:

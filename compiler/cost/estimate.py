@@ -50,6 +50,18 @@ class Cut(NamedTuple):
     sequence_parallel: bool
     context_form: str
     micro_batch: int
+    context_heads: int = 1
+    zigzag: bool = True
+
+    @property
+    def ring(self) -> int:
+        """Ranks of a ring; 1 without one."""
+        return self.context // self.context_heads if self.context_form == "ring" else 1
+
+    @property
+    def exchange(self) -> int:
+        """Ranks that exchange heads."""
+        return {"heads": self.context, "ring": self.context_heads}.get(self.context_form, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,14 +165,19 @@ class Estimator:
         forward, backward = self._products(tokens, [p for p in products if p[0] and p[1]])
         if queries:
             work = 2.0 * tokens * shape.sequence * queries  # two products, half of the scores visible
-            if cut.context_form == "gathered":
+            if cut.context_form == "gathered" or not (cut.zigzag or cut.ring == 1):
                 work *= fullest(shape.sequence // cut.context, shape.sequence)
-            forward += attention_seconds(self.machine, work, shape.sequence, shape.dtype)
-            backward += attention_seconds(self.machine, 2.5 * work, shape.sequence, shape.dtype)
+            seen = shape.sequence // cut.ring
+            attention = attention_seconds(self.machine, work, seen, shape.dtype)
+            back_attention = attention_seconds(self.machine, 2.5 * work, seen, shape.dtype)
+            forward, backward = forward + attention, backward + back_attention
         residual, turned, hidden = stream * shape.hidden, tokens * (queries + keys), tokens * inner
         forward += moved_seconds(self.machine, size * (10 * residual + 2 * turned + (up + 1) * hidden))
         backward += moved_seconds(self.machine, size * (14 * residual + 2 * turned + (2 * up + 1) * hidden))
         near, back = self._layer_traffic(cut, tokens, queries, keys)
+        if cut.ring > 1 and queries:
+            exposed = self._ring_exposed(cut, tokens * keys, attention, back_attention)
+            near, back = near + exposed[0], back + exposed[1]
         gathered = tokens * shape.hidden
         whole_keys = keys * (cut.context if cut.context_form == "gathered" else 1)
         kept = 2 * residual + 2 * gathered + tokens * (2 * queries + 2 * whole_keys + (up + 1) * inner)
@@ -186,16 +203,36 @@ class Estimator:
         if cut.context == 1:
             return once, once
         far = strided(cut.tensor, cut.context, self.machine.devices_per_node)
-        if cut.context_form == "heads":
+        if cut.exchange > 1:
+            far = strided(cut.tensor, cut.exchange, self.machine.devices_per_node)
             moved = sum(
                 self._collective("all_to_all", far, tokens * w * self.size) for w in (queries, queries, keys, keys)
             )
             return once + moved, once + moved
+        if cut.context_form == "ring":
+            return once, once
         gathered = float(tokens * cut.context * keys * self.size)
         return (
             once + 2 * self._collective("all_gather", far, gathered),
             once + 2 * self._collective("reduce_scatter", far, gathered),
         )
+
+    def _ring_exposed(self, cut: Cut, elements: int, forward: float, backward: float) -> tuple[float, float]:
+        """What of a ring's transfers its blocks do not hide: each step passes keys and values on while it computes;
+        backward their gradients too, in float32."""
+        far = strided(cut.tensor * cut.context_heads, cut.ring, self.machine.devices_per_node)
+        statistic = 8 if self.shape.dtype == "f64" else 4
+        found = []
+        for compute, size in ((forward, self.size), (backward, self.size + statistic)):
+            moved = 2 * transfer_seconds(self.machine, far.nodes > 1, elements * size)
+            found.append((cut.ring - 1) * max(moved - compute / cut.ring, 0.0))
+        return found[0], found[1]
+
+    def cut(self, s: Strategy) -> Cut:
+        return Cut(
+            s.tensor, s.context, s.sequence_parallel, s.context_form, s.micro_batch, s.context_heads,
+            s.context_order == "zigzag",
+        )  # fmt: skip
 
     def _collective(self, opcode: str, placement: Placement, whole: float) -> float:
         return collective_seconds(self.machine, opcode, placement, whole)
@@ -229,7 +266,7 @@ class Estimator:
     def estimate(self, s: Strategy, limit: float = inf) -> Estimate:
         """Closed forms for a strategy: 1F1B or GPipe fill and drain, gradients summed at the end of the step. Beyond
         `limit` bytes the time is not worked out."""
-        cut = Cut(s.tensor, s.context, s.sequence_parallel, s.context_form, s.micro_batch)
+        cut = self.cut(s)
         layer, head = self.layer(cut), self.head(cut)
         micro_batches = self.global_batch // (s.data * s.micro_batch)
         one = layer.forward + layer.backward + (layer.forward if s.recompute == "full" else 0.0)
@@ -293,7 +330,7 @@ class Estimator:
     def most_layers(self, s: Strategy, limit: int) -> tuple[int, ...]:
         """Layers that each rank can hold within `limit` bytes, of all its chunks (and of both copies, where there are
         two); early stages hold more micro-batches at once."""
-        layer = self.layer(Cut(s.tensor, s.context, s.sequence_parallel, s.context_form, s.micro_batch))
+        layer = self.layer(self.cut(s))
         micro_batches = self.global_batch // (s.data * s.micro_batch)
         weights = self._buffers(s, self.shape.layer_parameters / s.tensor)
         fixed = self._buffers(s, self.shape.end_parameters / s.tensor) + self.machine.reserved

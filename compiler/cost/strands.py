@@ -101,7 +101,8 @@ class Cutter:
         return {block.name: self._cut(role, block, external) for block in role.blocks}
 
     def _external(self, i: Instruction) -> bool:
-        return i.row.asynchronous and (i.row.kind == "transfer" or self.crosses(i.group))
+        """Transfers along the pipeline, and collectives that other roles take part in."""
+        return i.row.asynchronous and self.crosses(i.group)
 
     def _cut(self, role: Role, block: Block, external: set[str]) -> BlockPieces:
         pieces: list[Strand | Event] = []

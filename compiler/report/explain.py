@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from titan.compiler.spec.schema import Spec
 
 DEGREES = ("pipeline", "data", "context", "tensor", "micro_batch")
-WORDS = ("sequence_parallel", "context_form", "zero", "schedule", "recompute")
+WORDS = ("sequence_parallel", "context_form", "context_heads", "zero", "schedule", "recompute")
 ORIGINS = {"user": "you", "default": "default", "search": "search"}
 
 

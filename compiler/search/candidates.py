@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from titan.compiler.cost.estimate import Cut, Estimate, Estimator
+from titan.compiler.cost.estimate import Estimate, Estimator
 from titan.compiler.schedules.registry import SCHEDULES
 from titan.compiler.search.space import Space, allowed
 from titan.compiler.search.stages import balance_ranks
@@ -33,10 +33,13 @@ class Candidate:
         return 2 * s.pipeline * s.micro_batches + 20 * self.estimate.stage * s.pipeline
 
     @property
-    def key(self) -> tuple[float, int, int, int, int, int, int, bool, str]:
+    def key(self) -> tuple[float, int, int, int, int, int, int, bool, str, int]:
         """Order of preference; equal times are told apart by memory, then by the choices themselves."""
         s, e = self.strategy, self.estimate
-        choices = (s.pipeline, s.tensor, s.context, s.micro_batch, s.zero, not s.sequence_parallel, s.context_form)
+        choices = (
+            s.pipeline, s.tensor, s.context, s.micro_batch, s.zero, not s.sequence_parallel, s.context_form,
+            s.context_heads,
+        )  # fmt: skip
         return (round(e.seconds, 9), e.memory, *choices)
 
 
@@ -63,7 +66,8 @@ def _with_recompute(s: Strategy, tier: str) -> Strategy:
     """`dataclasses.replace`, which is slow, by hand: this runs for most of the space."""
     return Strategy(
         s.region, s.pipeline, s.data, s.context, s.tensor, s.sequence_parallel, s.context_form,
-        s.zero, s.schedule, tier, s.micro_batch, s.micro_batches, s.stages, (), s.written_order, s.wished_chunks,
+        s.zero, s.schedule, tier, s.micro_batch, s.micro_batches, s.stages, written_order=s.written_order,
+        wished_chunks=s.wished_chunks, context_heads=s.context_heads, context_order=s.context_order,
     )  # fmt: skip
 
 
@@ -75,7 +79,7 @@ def with_stages(candidate: Candidate, estimator: Estimator, limit: int) -> Strat
     layers = estimator.shape.layers
     if s.pipeline == 1:
         return replace(s, stages=(layers,))
-    cut = Cut(s.tensor, s.context, s.sequence_parallel, s.context_form, s.micro_batch)
+    cut = estimator.cut(s)
     layer, head = estimator.layer(cut), estimator.head(cut)
     one = layer.forward + layer.backward + (layer.forward if s.recompute == "full" else 0.0)
     costs = tuple(one * weight for weight in estimator.shape.weights)

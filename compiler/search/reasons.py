@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from titan.compiler.spec.schema import Spec
 
 MESH = ("pipeline", "data", "context", "tensor")
-CHOICES = (*MESH, "sequence_parallel", "context_form", "zero", "schedule", "recompute", "micro_batch", "stages")
+CHOICES = (*MESH, "sequence_parallel", "context_form", "context_heads", "zero", "schedule", "recompute", "micro_batch", "stages")
 Reason = tuple[str, str, str]
 
 
@@ -52,6 +52,8 @@ def _idle(s: Strategy, key: str) -> str:
         return "nothing to shard: tensor = 1"
     if key == "context_form" and s.context == 1:
         return "nothing to gather: context = 1"
+    if key == "context_heads" and (s.context == 1 or s.context_form != "ring"):
+        return "no ring whose places could exchange heads"
     if key == "zero" and s.data * s.context == 1:
         return "nothing to shard: data x context = 1"
     if key in ("schedule", "stages") and s.pipeline == 1:

@@ -81,6 +81,7 @@ def describe(s: Strategy) -> str:
         extra.append(f"schedule={s.schedule}")
     if s.context > 1:
         extra.append(f"context_form={s.context_form}")
+        extra += [f"context_heads={s.context_heads}"] if s.context_heads > 1 else []
     if s.tensor > 1:
         extra.append(f"sequence_parallel={str(s.sequence_parallel).lower()}")
     return f"{degrees} {' '.join(extra)}"

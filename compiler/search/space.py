@@ -25,7 +25,8 @@ PREFERRED: dict[str, tuple[Any, ...]] = {
     "schedule": ("one_f_one_b", *(name for name in SCHEDULES if name != "one_f_one_b")),
     "recompute": ("none", "full"),
     "sequence_parallel": (True, False),
-    "context_form": ("gathered", "heads"),
+    "context_form": ("gathered", "heads", "ring"),
+    "context_order": ("zigzag", "contiguous"),
 }
 
 
@@ -161,17 +162,31 @@ def _of_mesh(spec: Spec, mesh: tuple[int, int, int, int]) -> tuple[list[Strategy
     zero = allowed(spec, "zero", idle=data * context == 1 and not _copies(spec, pipeline))
     recompute = allowed(spec, "recompute")
     found: list[Strategy] = []
-    for form in allowed(spec, "context_form", idle=context == 1):
+    order = allowed(spec, "context_order")[0]
+    for form, heads in context_forms(spec, context, tensor):
         for parallel in allowed(spec, "sequence_parallel", idle=tensor == 1):
             for b in (b for b in micro if orders[b]):
                 name, chunks = orders[b][0]
                 some = Strategy(
                     1, pipeline, data, context, tensor, parallel, form, zero[0], name, recompute[0], b, batch // b,
-                    stages, (), None, chunks,
+                    stages, wished_chunks=chunks, context_heads=heads, context_order=order,
                 )  # fmt: skip
                 if is_legal(spec, some):
                     found.append(some)
     return found, sum(len(orders[s.micro_batch]) for s in found) * len(zero) * len(recompute)
+
+
+def context_forms(spec: Spec, context: int, tensor: int) -> list[tuple[str, int]]:
+    """(form, ranks that exchange heads inside a ring's places) that the wishes allow."""
+    found: list[tuple[str, int]] = []
+    wish, kv_heads = spec.parallel.context_heads, spec.model.attention.kv_heads if spec.model.attention else 1
+    for form in allowed(spec, "context_form", idle=context == 1):
+        if form != "ring":
+            found += [(form, 1)] if wish.allows(1) or context == 1 else []
+            continue
+        degrees = [h for h in divisors(context) if (h < context or context == 1) and wish.allows(h)]
+        found += [(form, h) for h in degrees if h == 1 or wish.fixed or kv_heads % (h * tensor) == 0]
+    return found
 
 
 def _copies(spec: Spec, pipeline: int) -> bool:

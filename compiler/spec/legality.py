@@ -37,6 +37,10 @@ class Choices(Protocol):
     @property
     def context_form(self) -> str: ...
     @property
+    def context_heads(self) -> int: ...
+    @property
+    def context_order(self) -> str: ...
+    @property
     def schedule(self) -> str: ...
     @property
     def chunks(self) -> int: ...
@@ -194,13 +198,50 @@ def _head_exchange(spec: Spec, s: Choices) -> Breach | None:
     near = tuple(f"context = {c}" for c in around(ok, s.context))
     facts = (
         (f"heads = {attention.heads}, kv_heads = {attention.kv_heads}", "model.attention.kv_heads"),
-        ("gathering keys and values has no limit by heads", "parallel.context_form"),
+        ("a ring, or gathering keys and values, has no limit by heads", "parallel.context_form"),
     )
     message = (
         f"head exchange over context {s.context} x tensor {s.tensor} = {parts} ranks needs {parts} to divide both"
         f" {attention.heads} heads and {attention.kv_heads} kv_heads"
     )
-    return Breach(message, "context_form", (*near, "context_form = gathered"), facts)
+    return Breach(message, "context_form", (*near, "context_form = ring", "context_form = gathered"), facts)
+
+
+def _ring_heads(spec: Spec, s: Choices) -> Breach | None:
+    """Mixed form: the ranks of a ring's place divide the context and exchange whole heads."""
+    attention, heads, parts = spec.model.attention, s.context_heads, s.context_heads * s.tensor
+    if s.context_form != "ring" or heads == 1 or attention is None:
+        return None
+    ok = tuple(
+        h
+        for h in divisors(s.context)
+        if attention.heads % (h * s.tensor) == 0 and attention.kv_heads % (h * s.tensor) == 0
+    )
+    if heads in ok:
+        return None
+    facts = (
+        (f"heads = {attention.heads}, kv_heads = {attention.kv_heads}", "model.attention.kv_heads"),
+        ("a ring alone (context_heads = 1) has no limit by heads", "parallel.context_heads"),
+    )
+    message = f"context_heads = {heads} does not divide context = {s.context}"
+    if s.context % heads == 0:
+        message = (
+            f"head exchange over context_heads {heads} x tensor {s.tensor} = {parts} ranks needs {parts} to divide both"
+            f" {attention.heads} heads and {attention.kv_heads} kv_heads"
+        )
+    near = tuple(f"context_heads = {h}" for h in around(ok or (1,), heads))
+    return Breach(message, "context_heads", near, facts)
+
+
+def _zigzag(spec: Spec, s: Choices) -> Breach | None:
+    """Every rank of a ring holds two chunks of the sequence."""
+    sequence, ring = spec.train.sequence, s.context // max(s.context_heads, 1)
+    if s.context_form != "ring" or s.context_order != "zigzag" or ring < 2 or sequence % (2 * ring) == 0:
+        return None
+    message = f"sequence = {sequence} is not a multiple of 2 x {ring}, the chunks of a ring of {ring} in zigzag order"
+    near = (*(f"sequence = {m}" for m in multiples(sequence, 2 * ring)), "context_order = contiguous")
+    facts = (("rank r holds the chunks r and 2n - 1 - r, so that all have equal work", "parallel.context_form"),)
+    return Breach(message, "train.sequence", near, facts)
 
 
 def _batch(spec: Spec, s: Choices) -> Breach | None:
@@ -333,6 +374,18 @@ RULES: tuple[Rule, ...] = (
         _sequence_parallel,
     ),
     Rule("T245", "head exchange splits whole heads", ("context", "tensor", "context_form"), _head_exchange),
+    Rule(
+        "T245",
+        "context_heads divides context, and splits whole heads",
+        ("context", "tensor", "context_form", "context_heads"),
+        _ring_heads,
+    ),
+    Rule(
+        "T244",
+        "a ring in zigzag order divides the sequence into two chunks per rank",
+        ("context", "context_form", "context_heads", "context_order"),
+        _zigzag,
+    ),
     Rule("T246", "data x micro_batch divides the global batch", ("data", "micro_batch"), _batch),
     Rule("T246", "data divides the global batch", ("data",), _batch_over_data, partial=True),
     Rule("T246", "micro_batch divides the global batch", ("micro_batch",), _batch_of_micro, partial=True),

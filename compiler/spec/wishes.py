@@ -55,7 +55,8 @@ AUTO = Wish()
 
 @dataclass(frozen=True, slots=True)
 class Parallel:
-    """Degrees are called by their mesh axis. Words: context_form gathered|heads, schedule a name of `schedules`,
+    """Degrees are called by their mesh axis. Words: context_form gathered|heads|ring,
+    context_order zigzag|contiguous, schedule a name of `schedules`,
     recompute none|full; `chunks` per pipeline rank; `stages` is the layers of each chunk."""
 
     region: Wish = AUTO
@@ -66,6 +67,8 @@ class Parallel:
     expert: Wish = AUTO
     sequence_parallel: Wish = AUTO
     context_form: Wish = AUTO
+    context_heads: Wish = AUTO
+    context_order: Wish = AUTO
     zero: Wish = AUTO
     schedule: Wish = AUTO
     chunks: Wish = AUTO

@@ -17,7 +17,7 @@ from titan.compiler.strategy import Strategy
 
 from tests.compiler.search.specs import write
 
-KEYS = ("pipeline", "data", "context", "tensor", "sequence_parallel", "context_form", "micro_batch")
+KEYS = ("pipeline", "data", "context", "tensor", "sequence_parallel", "context_form", "context_heads", "micro_batch")
 
 
 def brute(spec: object, world: int, batch: int) -> set[tuple[object, ...]]:
@@ -27,14 +27,16 @@ def brute(spec: object, world: int, batch: int) -> set[tuple[object, ...]]:
     for p, d, c, t in product(degrees, repeat=4):
         if p * d * c * t != world:
             continue
-        for parallel, form, micro in product((False, True), ("gathered", "heads"), range(1, batch + 1)):
-            if (t == 1 and parallel) or (c == 1 and form == "heads") or batch % (d * micro):
+        forms = [("gathered", 1), ("heads", 1), *(("ring", h) for h in range(1, c))] if c > 1 else [("gathered", 1)]
+        for parallel, (form, heads), micro in product((False, True), forms, range(1, batch + 1)):
+            if (t == 1 and parallel) or batch % (d * micro):
                 continue
             s = Strategy(
-                1, p, d, c, t, parallel, form, 1 if d * c > 1 else 0, "one_f_one_b", "none", micro, batch // d // micro
-            )
+                1, p, d, c, t, parallel, form, 1 if d * c > 1 else 0, "one_f_one_b", "none", micro, batch // d // micro,
+                context_heads=heads,
+            )  # fmt: skip
             if not legal(spec, s):  # type: ignore[arg-type]
-                found.add((p, d, c, t, parallel, form, micro))
+                found.add((p, d, c, t, parallel, form, heads, micro))
     return found
 
 

@@ -101,6 +101,8 @@ class Layout:
     zero: int = 0
     sequence_parallel: bool = False
     context_form: str = "gathered"
+    context_heads: int = 1
+    context_order: str = "zigzag"
     schedule: str = "one_f_one_b"
     recompute: str = "none"
     chunks: int = 1
