@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from titan.compiler.passes.registry import run
 from titan.compiler.passes.transfers import transfer_blocks, transfers
 from titan.compiler.passes.update import begin, end, epilogue, homes_group
 from titan.compiler.passes.window import sends_outstanding
+from titan.compiler.passes.zero import Choices, Draft, Sharding
 from titan.compiler.plan.layout import dual
 from titan.compiler.plan.mesh import Group, Mesh
 from titan.compiler.plan.operators import TensorType, statistics_dtype
@@ -39,15 +41,16 @@ def lower(spec: Spec, strategy: Strategy) -> Plan:
     chunks = _chunks(graph, strategy.stages, order)
     homes = _homes(graph, chunks, order.placement)
     initializer = (model.initializer, model.init_std)
-    found, parameters = buckets(graph, homes, strategy.zero > 0, initializer, model.vocab)
+    found, parameters = buckets(graph, homes, strategy.sharded, initializer, model.vocab)
     layers = sum(strategy.stages)
-    writer = BlockWriter(graph, {p.name: p.bucket for p in parameters}, layers, strategy.recompute)
+    writer = BlockWriter(graph, {p.name: p.bucket for p in parameters}, layers, strategy)
     dtype = COMPUTE_DTYPE[spec.train.precision]
     window = sends_outstanding(strategy)
     bodies = transfers(order, window)
     forwards = transfers(forward_only(order, strategy.micro_batches), window, "E")
+    gathers = Choices(strategy.gather == "once", strategy.prefetch)
     roles = tuple(
-        _role(rank, order, chunks, writer, found, mesh, statistics_dtype(dtype), bodies[rank], forwards[rank])
+        _role(rank, order, chunks, writer, found, mesh, statistics_dtype(dtype), bodies[rank], forwards[rank], gathers)
         for rank in range(strategy.pipeline)
     )
     segments = tuple(step for part in graph.parts for step in part.steps if isinstance(step, Segment))
@@ -101,17 +104,23 @@ def _role(
     statistic: str,
     body: tuple[BlockCall, ...],
     forwards: tuple[BlockCall, ...],
+    gathers: Choices,
 ) -> Role:
     held = tuple(c for c in chunks if order.placement[c.number] == rank)
     mine = tuple(b for b in found if rank in b.homes)
     data_group = group_name(mesh, tuple(f for f in ("data", "context") if mesh.size(f) > 1))
     holds_loss = any(order.last(c.number) for c in held)
     blocks: list[Block] = [begin(data_group)] if holds_loss else []
+    drafts: list[Draft] = []
     for chunk in held:
         phases = frozenset(e.phase for e in order.elements(rank) if e.chunk == chunk.number)
-        blocks += [*transfer_blocks(chunk, training=True), *writer.training(chunk, phases), writer.evaluate(chunk)]
+        blocks += transfer_blocks(chunk, training=True)
+        drafts += [*writer.training(chunk, phases), writer.evaluate(chunk)]
+    sharding = Sharding(drafts, mine, gathers)
+    body, forwards = sharding.order(body), sharding.order(forwards)
+    blocks += sharding.finished()
     blocks += _pairs(blocks, body)
-    closing, calls = epilogue(mine, mesh.world_size)
+    closing, calls = epilogue(mine, mesh)
     ends = tuple(order.placement[c.number] for c in chunks if order.last(c.number))
     last = end(data_group, ends, mesh.size("pipeline"), rank)
     opening = (BlockCall("begin"),) if holds_loss else ()
@@ -133,12 +142,12 @@ def _pairs(blocks: list[Block], body: tuple[BlockCall, ...]) -> list[Block]:
 
 def _buffers(bucket: Bucket, mesh: Mesh, statistic: str) -> tuple[Buffer, ...]:
     """AdamW keeps two moments, and a master copy when parameters are narrower than the state."""
-    local = bucket.elements // (mesh.size(bucket.replicas) if bucket.sharded else 1)
+    degree = mesh.size(bucket.shards) if bucket.sharded else 1
     copies = 2 if bucket.dtype == statistic else 3
     return (
-        Buffer(f"p.{bucket.name}", "parameters", bucket.dtype, bucket.elements),
-        Buffer(f"g.{bucket.name}", "gradients", statistic, bucket.elements),
-        Buffer(f"o.{bucket.name}", "optimizer", statistic, copies * local),
+        Buffer(f"p.{bucket.name}", "parameters", bucket.dtype, bucket.local("p", degree)),
+        Buffer(f"g.{bucket.name}", "gradients", statistic, bucket.local("g", degree)),
+        Buffer(f"o.{bucket.name}", "optimizer", statistic, copies * bucket.local("o", degree)),
     )
 
 
@@ -165,14 +174,16 @@ def _types(graph: ModelGraph, layers: int, statistic: str) -> tuple[tuple[str, T
     for part in graph.parts:
         names = Names(part, 0 if part.repeated else None, layers)
         crossing = {v for step in part.steps if isinstance(step, Segment) for v in (*step.inputs, *step.outputs)}
+        readers = Counter(v for step in part.steps if isinstance(step, Segment) for v in step.inputs)
         crossing |= {v for step in part.steps if isinstance(step, Convert) for v in (step.result, step.source)}
         for value in part.values:
             if value.name in crossing and value.kind != "parameter":
                 local = value.local(graph.mesh)
                 found[type_name(names.register(value.name))] = local
                 if value.kind == "activation":
-                    gradient = TensorType(local.dtype, local.shape, dual(local.layout))
-                    for number in range(3):
+                    dtype = statistics_dtype(local.dtype) if value.wide else local.dtype
+                    gradient = TensorType(dtype, local.shape, dual(local.layout))
+                    for number in range(max(3, readers[value.name] + 1)):
                         found[type_name(names.gradient(value.name, number))] = gradient
     scalar = TensorType(statistic, ())
     found |= dict.fromkeys(("count", "count.local", "nsq", "nsq.local", "loss.sum", "loss.all"), scalar)
@@ -201,7 +212,9 @@ def _settings(spec: Spec, strategy: Strategy) -> tuple[tuple[str, str], ...]:
         "train.micro_batches": strategy.micro_batches,
         "train.precision": train.precision,
         "train.learning_rate": optimizer.learning_rate,
-        "train.min_learning_rate": optimizer.min_learning_rate,
+        "train.min_learning_rate": (
+            optimizer.learning_rate / 10 if optimizer.min_learning_rate is None else optimizer.min_learning_rate
+        ),
         "train.beta1": optimizer.beta1,
         "train.beta2": optimizer.beta2,
         "train.eps": optimizer.eps,

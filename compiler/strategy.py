@@ -18,10 +18,18 @@ class Strategy:
     """Degrees by axis and every other choice.
 
     sequence_parallel  Megatron sequence parallelism: activations between tensor regions are sharded along the sequence
-    context_form       `gathered` (keys and values gathered) or `heads` (Ulysses head exchange)
-    zero               ZeRO stage
+    context_form       `gathered` (keys and values gathered), `heads` (Ulysses head exchange) or `ring`
+    context_heads      with `ring`: ranks of each ring place that exchange heads; context / context_heads form the ring
+    context_order      with `ring`: `zigzag`, where all ranks have equal work, or `contiguous`
+    zero               ZeRO stage: sharded are 1 optimizer state, 2 gradients too, 3 parameters too
+    shard              data ranks that share shards (HSDP); 0: all
+    gather             with ZeRO-3, parameters are gathered for `each` forward and backward, or `once` a step
+    reduce             gradients are scattered after `each` micro-batch, or kept whole and summed `once` a step
+    prefetch           with ZeRO-3, how many layers ahead of their use parameters are gathered
     schedule           a name of `compiler/schedules`
-    recompute          `none` or `full`, for every layer
+    recompute          `none`, `selective` or `full` for every layer, `mixed`: as `tiers` say, or `adaptive`: the plan
+                       holds all three, and the run chooses by the memory that it finds
+    tiers              tier of each layer; of an adaptive plan those to begin with. Empty: all alike
     micro_batch        sequences per micro-batch and data rank
     stages             layers of each chunk of one copy of the model, in model order; the schedule places the chunks
     wished_chunks      chunks per rank before the stages are known; 0: as many as the schedule usually has
@@ -44,11 +52,35 @@ class Strategy:
     stages: tuple[int, ...] = ()
     reasons: tuple[tuple[str, str, str], ...] = field(default=())
     written_order: Order | None = None
+    shard: int = 0
+    gather: str = "each"
+    reduce: str = "once"
+    prefetch: int = 1
     wished_chunks: int = 0
+    context_heads: int = 1
+    context_order: str = "zigzag"
+    tiers: tuple[str, ...] = ()
 
     @property
     def world_size(self) -> int:
         return self.region * self.pipeline * self.data * self.context * self.tensor
+
+    def tier(self, layer: int) -> str:
+        """The recompute tier of a layer; of an adaptive plan the one to begin with."""
+        if self.tiers:
+            return self.tiers[layer]
+        return "none" if self.recompute == "adaptive" else self.recompute
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether anything may be recomputed."""
+        return self.recompute != "none" or any(tier != "none" for tier in self.tiers)
+
+    @property
+    def sharded(self) -> tuple[str, ...]:
+        """Kinds of buffers that are sharded: optimizer state, gradients, parameters."""
+        gradients = self.zero == 2 or (self.zero == 3 and self.reduce == "each")
+        return tuple(k for k, yes in (("o", self.zero), ("g", gradients), ("p", self.zero == 3)) if yes)
 
     @property
     def chunks(self) -> int:
@@ -72,5 +104,10 @@ class Strategy:
             if shared == self.tensor
             else (("tensor.kv", shared), ("tensor.rep", self.tensor // shared))
         )
-        outer = (("region", self.region), ("pipeline", self.pipeline), ("data", self.data), ("context", self.context))
-        return Mesh((*outer, *split))
+        data: tuple[tuple[str, int], ...] = (("data", self.data),)
+        if 1 <= self.shard < self.data and self.zero:
+            data = (("data.replicate", self.data // self.shard), ("data.shard", self.shard))
+        context: tuple[tuple[str, int], ...] = (("context", self.context),)
+        if self.context_form == "ring" and 1 < self.context_heads:
+            context = (("context.ring", self.context // self.context_heads), ("context.heads", self.context_heads))
+        return Mesh((("region", self.region), ("pipeline", self.pipeline), *data, *context, *split))

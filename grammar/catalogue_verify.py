@@ -1,6 +1,7 @@
 """Codes T7xx: findings of the verifier.
 
-T70x declarations, T71x registers, T72x matching, T73x progress, T74x gradients, T75x data, T76x layouts, T77x memory.
+T70x declarations, T71x registers, T72x matching, T73x progress, T74x gradients, T75x data, T76x layouts, T77x memory, T78x recompute
+tiers.
 A plan that `titan plan` wrote has none of them; they tell of a pass with an error, or of a plan made elsewhere.
 """
 
@@ -200,6 +201,36 @@ ROWS: tuple[Code, ...] = (
         "gradient of the wrong type",
         "A gradient has the dtype and shape of its value and the dual of its layout.",
         "d.x is P on tensor while x is P on tensor",
+    ),
+    _row(
+        "T765",
+        "tier that cannot be rebuilt",
+        "What a recompute tier does not store of a segment, its rebuild makes of what is stored.",
+        "tier selective drops inner and stores neither gate nor up",
+    ),
+    _row(
+        "T780",
+        "tier that is not chosen",
+        "An instruction depends on a recompute tier that a watermark has chosen before and nothing has freed.",
+        "recompute s0.l3 ... frame=tier.l3:i when=full in a block before the watermark",
+    ),
+    _row(
+        "T781",
+        "tier that concerns other ranks",
+        "Each rank chooses tiers for itself, so no communication depends on them.",
+        "all_gather ... frame=tier.l3:i when=full",
+    ),
+    _row(
+        "T782",
+        "frames that depend on each other",
+        "What several frames touch, they touch in the same way in all tiers.",
+        "tier full of layer 3 frees x.l4:i, which layer 4 reads",
+    ),
+    _row(
+        "T783",
+        "tier that stores more",
+        "A lower tier stores a part of what the tier before stores, so that a frame can be demoted at any time.",
+        "tier full stores h.l3:i, tier selective does not",
     ),
     _row(
         "T770",

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 import torch
-from titan.compiler.plan.program import Parameter, Plan
+from titan.compiler.plan.program import Bucket, Parameter, Plan
 from titan.grammar.diagnostics import Diagnostic, TitanError
 from titan.runtime.initial import first_elements
-from titan.runtime.state import own_range
+from titan.runtime.state import held_range, shard_range, views
 from torch import Tensor
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -64,27 +64,29 @@ class Gradients:
 
     def pieces(self) -> list[tuple[int, dict[str, Tensor]]]:
         """(rank, gradients by parameter name) of the last step, as `assemble` wants them; forgets them."""
+        flats, self._flats = self._flats, {}
         found = []
-        for rank, name in self._flats:
-            whole = self._whole(rank, name)
-            views = {
-                p.name: whole[p.offset : p.offset + p.tensor.elements].view(p.tensor.shape)
-                for p in self._plan.bucket_parameters(name)
-            }
-            found.append((rank, views))
-        self._flats = {}
+        for rank, name in flats:
+            bucket = self._plan.bucket_table[name]
+            members = self._plan.group_members(rank, bucket.shards) if bucket.sharded else (rank,)
+            held = {member: flats[member, name] for member in members}
+            found.append((rank, views(self._plan, bucket, whole_bucket(self._plan, bucket, held, "g"))))
         return found
 
-    def _whole(self, rank: int, name: str) -> Tensor:
-        """The flat gradient as the ranks of the shard group hold it between them."""
-        bucket = self._plan.bucket_table[name]
-        if not bucket.sharded:
-            return self._flats[rank, name]
-        whole = torch.empty_like(self._flats[rank, name])
-        for member in self._plan.group_members(rank, bucket.replicas):
-            start, stop = own_range(self._plan, bucket, self._plan.mesh.coordinates(member))
-            whole[start:stop] = self._flats[member, name][start:stop]
-        return whole
+
+def whole_bucket(plan: Plan, bucket: Bucket, held: Mapping[int, Tensor], kind: str) -> Tensor:
+    """The flat bucket of one shard group from what its members' buffers `kind` hold (of gradients only the own shards
+    count, whether the buffers are whole or not); `held` is by rank."""
+    if not bucket.sharded:
+        (flat,) = held.values()
+        return flat
+    whole = next(iter(held.values())).new_empty(bucket.elements)
+    for rank, flat in held.items():
+        coordinates = plan.mesh.coordinates(rank)
+        start, stop = shard_range(plan, bucket, coordinates)
+        first, _ = held_range(plan, bucket, coordinates, kind)
+        whole[start:stop] = flat[start - first : stop - first]
+    return whole
 
 
 def _error(message: str) -> TitanError:

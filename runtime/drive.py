@@ -1,7 +1,7 @@
 """The driver of one rank in its own process: polls the handle of each wait, and an abort flag.
 
-Polling costs no thread hand-over: first the core is offered to others between polls, then, when a wait has lasted a
-millisecond, short sleeps, a tenth of the time waited so far at most.
+Polling costs no thread hand-over: first the core is offered to others between polls; when a wait has lasted a millisecond,
+the thread sleeps until the operation ends and looks at the flag now and then.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from titan.runtime.interpreter import Executable, StepReport
 from titan.runtime.transport.base import Handle
 
 _SPIN = 1e-3  # seconds of a wait in which only the core is yielded
-_LONGEST_SLEEP = 2e-4
+_SLEEP = 2e-2  # seconds between looks at the flag while asleep
 _POLLS = 16  # between looks at the clock and the flag
 
 
@@ -55,7 +55,7 @@ def drive(executable: Executable, step: int, flag: AbortFlag | None = None) -> S
 
 def _settled(handle: Handle, flag: AbortFlag | None) -> bool:
     """True when done, False when the flag came first."""
-    start, elapsed = time.perf_counter(), 0.0
+    end = time.perf_counter() + _SPIN
     while True:
         for _ in range(_POLLS):
             if handle.done():
@@ -63,9 +63,8 @@ def _settled(handle: Handle, flag: AbortFlag | None) -> bool:
             os.sched_yield()
         if flag is not None and flag.aborted():
             return False
-        elapsed = time.perf_counter() - start
-        if elapsed > _SPIN:
-            time.sleep(min(_LONGEST_SLEEP, elapsed / 10))
+        if time.perf_counter() > end:
+            handle.settle(_SLEEP)
 
 
 def _aborted(executable: Executable, reason: str) -> Aborted:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from titan.compiler.plan.program import Plan
 from titan.grammar.diagnostics import Diagnostic, Note, TitanError
-from titan.runtime.assemble import Gradients, assemble
+from titan.runtime.assemble import Gradients, assemble, whole_bucket
 from titan.runtime.data import TokenSource
 from titan.runtime.interpreter import Executable, StepReport
-from titan.runtime.state import State, allocate
+from titan.runtime.state import State, allocate, role_buckets, views
 from titan.runtime.transport.base import Handle
 from titan.runtime.transport.loopback import Loopback
 from torch import Tensor
@@ -142,4 +142,16 @@ def _ranks(ranks: tuple[int, ...]) -> str:
 
 def collect_parameters(states: tuple[State, ...], plan: Plan) -> dict[str, Tensor]:
     """Whole, unpadded parameters by name. Raises TitanError T613 where copies differ in any bit."""
-    return assemble(plan, [(s.rank, s.parameters) for s in states])
+    by_rank = {state.rank: state for state in states}
+    return assemble(plan, [(state.rank, state.parameters | _gathered(plan, state, by_rank)) for state in states])
+
+
+def _gathered(plan: Plan, state: State, by_rank: dict[int, State]) -> dict[str, Tensor]:
+    """Parameters of which the rank holds a shard only, whole."""
+    found: dict[str, Tensor] = {}
+    for bucket in role_buckets(plan, plan.role_of(state.rank)):
+        if "p" in bucket.sharded:
+            name, members = f"p.{bucket.name}", plan.group_members(state.rank, bucket.shards)
+            held = {rank: by_rank[rank].buffers[name] for rank in members}
+            found |= views(plan, bucket, whole_bucket(plan, bucket, held, "p"))
+    return found

@@ -14,7 +14,7 @@ from titan.compiler.plan.instruction import base_name, type_name
 from titan.compiler.plan.operators import TensorType
 from titan.compiler.plan.program import Plan
 from titan.compiler.plan.segment import parse_unit
-from titan.compiler.plan.sizes import Sizes
+from titan.compiler.plan.sizes import Sizes, gradient_dtype
 from titan.grammar.diagnostics import Diagnostic, TitanError
 from titan.runtime.dtypes import DTYPES
 from torch import Tensor
@@ -99,11 +99,15 @@ class Registers:
         """Type of a register's value; a frame has several, a token none."""
         base = base_name(name).removeprefix("r.")
         kind, mark, unit = base.partition(".")
-        if mark and kind in ("t", "u"):
+        if mark and kind in ("t", "u", "tier"):
             return ()
-        if mark and kind in ("f", "wf"):
+        if mark and kind in ("w", "dw"):
+            bucket = self._plan.bucket_of(base)
+            dtype = bucket.dtype if kind == "w" else gradient_dtype(bucket.dtype)
+            return (TensorType(dtype, (bucket.elements,)),)
+        if mark and kind in ("f", "fs", "fn", "wf"):
             segment = self._plan.segment_table[parse_unit(unit)[0]]
-            names = segment.frame if kind == "f" else segment.weight_frame
+            names = segment.weight_frame if kind == "wf" else segment.pieces[kind]
             return tuple(segment.types[n.removeprefix("d.")] for n in names)
         found = self._plan.types.get(type_name(name))
         if found is None:

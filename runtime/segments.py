@@ -20,18 +20,19 @@ from torch import Tensor
 
 Slots = list[Any]  # Tensor or None
 Names = tuple[tuple[str, int], ...]
+Given = Mapping[str, Tensor]  # by the segment's name of a parameter
+NOTHING: Given = {}
 
 
 @dataclass(frozen=True, slots=True)
 class _Forward:
-    """One call: `ends` are the slots read for the last time, `unkept` further ones when no frame is kept."""
+    """One call: `ends` are the slots read for the last time."""
 
     function: Callable[..., tuple[Tensor, ...]]
     attributes: Attributes
     operands: tuple[int, ...]
     results: tuple[int, ...]
     ends: tuple[int, ...]
-    unkept: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,8 @@ class _Backward:
     """Transpose of one call.
 
     `gradients` are (slot, dtype, shape) of the main results; `saved` the values for the input gradients, `saved_weight`
-    those for the weights; `targets` the slots that receive an input gradient, None where nobody wants it. `both` does
+    those for the weights; `targets` the slots that receive an input gradient, None where nobody wants it; `weights` the
+    parameters and `into` where their gradients are added (None: given with each call). `both` does
     input and weight gradients at once; `weight` is None for calls without parameters. `ends` are the gradients read for
     the last time, `unkept` those of them that no weight frame hands on.
     """
@@ -49,7 +51,8 @@ class _Backward:
     saved: Names
     saved_weight: Names
     targets: tuple[int | None, ...]
-    into: tuple[Tensor, ...]
+    weights: tuple[str, ...]
+    into: tuple[Tensor | None, ...]
     input: Callable[..., tuple[Tensor, ...]] | None
     weight: Callable[..., None] | None
     both: Callable[..., tuple[Tensor, ...]] | None
@@ -58,11 +61,22 @@ class _Backward:
     unkept: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Calls in order, the slots of what they are given (values, pieces of the frame) and of what they make."""
+
+    given: tuple[int, ...]
+    pieces: tuple[tuple[int, ...], ...]
+    steps: tuple[_Forward, ...]
+    made: tuple[int, ...]
+
+
 class BoundSegment:
     """`segment` of `layer` on the rank at `coordinates`.
 
     `parameters` and `gradients` map full parameter names to views of the flat buffers: parameters in the plan's dtype,
-    gradients in float32 (float64 in a float64 run).
+    gradients in float32 (float64 in a float64 run). Those of sharded buckets are not there: they come with each call,
+    by the segment's names, as `held` and `into`.
     """
 
     def __init__(
@@ -78,33 +92,64 @@ class BoundSegment:
         self._slot = {name: number for number, name in enumerate(segment.types)}
         self._blank: Slots = [None] * len(self._slot)
         for formal in segment.parameters:
-            self._blank[self._slot[formal]] = parameters[bind(formal, layer)]
-        self._weights = {f: gradients[bind(f, layer)] for f in segment.parameters if bind(f, layer) in gradients}
+            self._blank[self._slot[formal]] = parameters.get(bind(formal, layer))
+        self._weights = {f: gradients.get(bind(f, layer)) for f in segment.parameters}
         attributes = [{k: evaluate(v, mesh, coordinates) for k, v in call.attributes} for call in segment.body]
         self._inputs, self._outputs = self._slots(segment.inputs), self._slots(segment.outputs)
         self._frame = self._slots(segment.frame)
         self._kept_inputs, self._kept_outputs = self._slots(segment.kept_inputs), self._slots(segment.kept_outputs)
         wanted = segment.differentiable
-        self._output_gradients = self._slots(tuple(v for v in segment.outputs if v in wanted))
+        self._output_gradients = self._slots(tuple(segment.final(v) for v in segment.outputs if v in wanted))
         self._input_gradients = tuple((v, self._slot[v]) for v in segment.inputs if v in wanted)
         self._weight_frame = tuple((n.startswith("d."), self._slot[n.removeprefix("d.")]) for n in segment.weight_frame)
-        self._forward = self._forward_steps(attributes)
+        self._attributes = attributes
+        self._runs: dict[tuple[str, ...], _Run] = {}
         self._backward = self._backward_steps(attributes)
 
     def forward(
-        self, inputs: Sequence[Tensor], place: Place, keep: bool
+        self, inputs: Sequence[Tensor], place: Place, keep: bool | tuple[str, ...], held: Given = NOTHING
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """(outputs, frame) in the segment's order; the frame is empty unless `keep`."""
-        place, values = place.at(self.layer), self._blank.copy()
-        _fill(values, self._inputs, inputs)
-        for step in self._forward:
+        """(outputs, frame) in the segment's order; `keep`: the pieces of the frame that are kept, all or none."""
+        pieces = (tuple(self.segment.pieces) if keep else ()) if isinstance(keep, bool) else keep
+        made = self.run(self.forward_run(pieces), inputs, (), place, held)
+        count = len(self._outputs)
+        return made[:count], made[count:]
+
+    def run(
+        self, run: _Run, given: Sequence[Tensor], pieces: Sequence[Sequence[Tensor]], place: Place, held: Given
+    ) -> tuple[Tensor, ...]:
+        """The values that a run makes, from values and stored pieces of the frame."""
+        place, values = place.at(self.layer), self._values(held)
+        _fill(values, run.given, given)
+        for slots, piece in zip(run.pieces, pieces, strict=True):
+            _fill(values, slots, piece)
+        for step in run.steps:
             results = step.function(step.attributes, place, *[values[slot] for slot in step.operands])
             _fill(values, step.results, results)
             _drop(values, step.ends)
-            if not keep:
-                _drop(values, step.unkept)
-        outputs = tuple(values[slot] for slot in self._outputs)
-        return outputs, tuple(values[slot] for slot in self._frame) if keep else ()
+        return tuple(values[slot] for slot in run.made)
+
+    def forward_run(self, pieces: tuple[str, ...]) -> _Run:
+        """The whole body from the inputs; makes outputs and kept pieces."""
+        if pieces not in self._runs:
+            segment = self.segment
+            made = (*segment.outputs, *(v for piece in pieces for v in segment.pieces[piece]))
+            self._runs[pieces] = _Run(self._inputs, (), self._steps(segment.body, made), self._slots(made))
+        return self._runs[pieces]
+
+    def rebuild_run(self, tier: str) -> _Run:
+        """What a tier runs again, from what it stores; makes outputs and missing pieces."""
+        key = ("rebuild", tier)
+        if key not in self._runs:
+            segment, again = self.segment, self.segment.rebuild(tier)
+            assert again is not None
+            stored = segment.stored(tier)
+            missing = (v for piece, values in segment.pieces.items() if piece not in stored for v in values)
+            made = (*again.writes, *missing)
+            pieces = tuple(self._slots(segment.pieces[piece]) for piece in stored)
+            steps = self._steps(segment.rebuild_body(tier), made)
+            self._runs[key] = _Run(self._slots(again.reads), pieces, steps, self._slots(made))
+        return self._runs[key]
 
     def backward(
         self,
@@ -114,21 +159,23 @@ class BoundSegment:
         kept_outputs: Sequence[Tensor],
         frame: Sequence[Tensor],
         place: Place,
+        held: Given = NOTHING,
+        into: Given = NOTHING,
     ) -> tuple[Tensor, ...]:
         """Gradients of the differentiable inputs in order; adds those of the parameters into their views.
 
         `gradients` are those of the differentiable outputs in order; `carried` maps inputs to partial gradients from
         other readers, which are added to the result.
         """
-        values = self._restored(kept_inputs, kept_outputs, frame)
+        values = self._restored(kept_inputs, kept_outputs, frame, held)
         d: Slots = [None] * len(values)
         _fill(d, self._output_gradients, gradients)
         place = place.at(self.layer)
         for step in self._backward:
             given = _given(step, d)
-            self._transpose(step, values, d, given, place)
+            self._transpose(step, values, d, given, place, into)
             if step.weight is not None and not step.with_input:
-                step.weight(step.attributes, place, _named(step.saved_weight, values), given, step.into)
+                step.weight(step.attributes, place, _named(step.saved_weight, values), given, _into(step, into))
             _drop(d, step.ends)
         return self._results(d, carried)
 
@@ -140,19 +187,21 @@ class BoundSegment:
         kept_outputs: Sequence[Tensor],
         frame: Sequence[Tensor],
         place: Place,
+        held: Given = NOTHING,
+        into: Given = NOTHING,
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """(gradients of the differentiable inputs, weight frame); cheap parameters get their gradient here."""
-        values = self._restored(kept_inputs, kept_outputs, frame)
+        values = self._restored(kept_inputs, kept_outputs, frame, held)
         d: Slots = [None] * len(values)
         _fill(d, self._output_gradients, gradients)
         place = place.at(self.layer)
         for step in self._backward:
-            self._transpose(step, values, d, _given(step, d), place)
+            self._transpose(step, values, d, _given(step, d), place, into)
             _drop(d, step.unkept)
         weight_frame = tuple((d if of_gradient else values)[slot] for of_gradient, slot in self._weight_frame)
         return self._results(d, carried), weight_frame
 
-    def backward_weight(self, weight_frame: Sequence[Tensor], place: Place) -> None:
+    def backward_weight(self, weight_frame: Sequence[Tensor], place: Place, into: Given = NOTHING) -> None:
         """Adds the gradients that `backward_input` left out, from the frame that it gave."""
         values: Slots = self._blank.copy()
         d: Slots = [None] * len(values)
@@ -161,13 +210,23 @@ class BoundSegment:
             (d if of_gradient else values)[slot] = tensor
         for step in self._backward:
             if step.weight is not None and not step.with_input:
-                step.weight(step.attributes, place, _named(step.saved_weight, values), _given(step, d), step.into)
+                given, target = _given(step, d), _into(step, into)
+                step.weight(step.attributes, place, _named(step.saved_weight, values), given, target)
 
     def _slots(self, names: tuple[str, ...]) -> tuple[int, ...]:
         return tuple(self._slot[name] for name in names)
 
-    def _restored(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], frame: Sequence[Tensor]) -> Slots:
+    def _values(self, held: Given) -> Slots:
+        """Slots with the parameters alone."""
         values = self._blank.copy()
+        for formal, tensor in held.items():
+            values[self._slot[formal]] = tensor
+        return values
+
+    def _restored(
+        self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], frame: Sequence[Tensor], held: Given
+    ) -> Slots:
+        values = self._values(held)
         _fill(values, self._kept_inputs, inputs)
         _fill(values, self._kept_outputs, outputs)
         _fill(values, self._frame, frame)
@@ -177,36 +236,37 @@ class BoundSegment:
         return tuple(d[slot] + carried[name] if name in carried else d[slot] for name, slot in self._input_gradients)
 
     @staticmethod
-    def _transpose(step: _Backward, values: Slots, d: Slots, given: tuple[Tensor, ...], place: Place) -> None:
+    def _transpose(
+        step: _Backward, values: Slots, d: Slots, given: tuple[Tensor, ...], place: Place, into: Given
+    ) -> None:
         """Input gradients of one call, added to what other readers gave; weights too for cheap parameters."""
         if step.both is not None:
-            found = step.both(step.attributes, place, _named(step.saved, values), given, step.into)
+            found = step.both(step.attributes, place, _named(step.saved, values), given, _into(step, into))
         else:
             found = ()
             if step.input is not None:
                 found = step.input(step.attributes, place, _named(step.saved, values), given)
             if step.weight is not None and step.with_input:
-                step.weight(step.attributes, place, _named(step.saved_weight, values), given, step.into)
+                step.weight(step.attributes, place, _named(step.saved_weight, values), given, _into(step, into))
         for target, gradient in zip(step.targets, found):
             if target is not None:
                 d[target] = gradient if d[target] is None else d[target] + gradient
 
-    def _forward_steps(self, attributes: list[dict[str, Any]]) -> tuple[_Forward, ...]:
-        segment = self.segment
-        last = {operand: number for number, call in enumerate(segment.body) for operand in call.operands}
-        last = {r: number for number, call in enumerate(segment.body) for r in call.results} | last
-        kept, stays = frozenset(segment.frame), frozenset((*segment.outputs, *segment.parameters))
-        steps = []
-        for number, (call, evaluated) in enumerate(zip(segment.body, attributes, strict=True)):
-            ending = [v for v in dict.fromkeys(call.operands + call.results) if last[v] == number and v not in stays]
+    def _steps(self, body: tuple[Call, ...], made: tuple[str, ...]) -> tuple[_Forward, ...]:
+        """Calls of the body; what they leave is dropped after its last use, but for what the run is to make."""
+        last = {operand: number for number, call in enumerate(body) for operand in call.operands}
+        last = {r: number for number, call in enumerate(body) for r in call.results} | last
+        stays, steps = frozenset((*made, *self.segment.parameters)), []
+        attributes = dict(zip(self.segment.body, self._attributes, strict=True))
+        for number, call in enumerate(body):
+            ends = [v for v in dict.fromkeys(call.operands + call.results) if last[v] == number and v not in stays]
             steps.append(
                 _Forward(
                     functions(call.operator).forward,
-                    evaluated,
+                    attributes[call],
                     self._slots(call.operands),
                     self._slots(call.results),
-                    self._slots(tuple(v for v in ending if v not in kept)),
-                    self._slots(tuple(v for v in ending if v in kept)),
+                    self._slots(tuple(ends)),
                 )
             )
         return tuple(steps)
@@ -227,14 +287,15 @@ class BoundSegment:
 
     def _backward_step(self, call: Call, attributes: Attributes) -> _Backward:
         row, module = call.row, functions(call.operator)
-        slots = dict(zip(row.operands + row.results, self._slots(call.operands + call.results), strict=True))
+        results = tuple(self.segment.final(r) for r in call.results)
+        slots = dict(zip(row.operands + row.results, self._slots(call.operands + results), strict=True))
         operands = list(zip(row.operands, call.operands, strict=True))
         inputs = [o for name, o in operands if name not in row.data and name not in row.parameters]
         targets = tuple(self._slot[o] if o in self.segment.differentiable else None for o in inputs)
         wanted = any(target is not None for target in targets)
-        weights = tuple(self._weights[o] for name, o in operands if name in row.parameters and o in self._weights)
+        weights = tuple(o for name, o in operands if name in row.parameters)
         saved_weight = row.saves if row.weight_with_input else row.saves_weight
-        main = call.results[: len(row.main_results)]
+        main = results[: len(row.main_results)]
         types = [self.segment.types[result] for result in main]
         return _Backward(
             attributes,
@@ -243,6 +304,7 @@ class BoundSegment:
             tuple((name, slots[name]) for name in saved_weight),
             targets,
             weights,
+            tuple(self._weights[o] for o in weights),
             module.backward_input if wanted else None,
             module.backward_weight if weights else None,
             getattr(module, "backward", None) if wanted and weights and row.weight_with_input else None,
@@ -264,6 +326,11 @@ def _drop(values: Slots, slots: tuple[int, ...]) -> None:
 
 def _named(names: Names, values: Slots) -> dict[str, Tensor]:
     return {name: values[slot] for name, slot in names}
+
+
+def _into(step: _Backward, given: Given) -> tuple[Tensor, ...]:
+    """Where the gradients of a call's parameters are added."""
+    return tuple(given[name] if held is None else held for name, held in zip(step.weights, step.into))
 
 
 def _given(step: _Backward, d: Slots) -> tuple[Tensor, ...]:

@@ -22,7 +22,8 @@ class Moments:
 
 @dataclass(slots=True)
 class State:
-    """One rank's buffers by their names in the plan, with views by parameter name; `updates` counts optimizer steps
+    """One rank's buffers by their names in the plan, with views by parameter name of what it holds whole; `updates`
+    counts optimizer steps
     that were really taken (a step with a non-finite gradient is not)."""
 
     rank: int
@@ -53,22 +54,45 @@ def role_buckets(plan: Plan, role: Role) -> tuple[Bucket, ...]:
     return tuple(bucket for bucket in plan.buckets if "p." + bucket.name in held)
 
 
-def own_range(plan: Plan, bucket: Bucket, coordinates: dict[str, int]) -> tuple[int, int]:
-    """Elements [start, stop) of the flat bucket that this rank updates: all, or its own shard over `replicas`."""
-    if not bucket.sharded:
-        return 0, bucket.elements
-    length = bucket.elements // plan.group_size(bucket.replicas)
-    position = plan.mesh.coordinate(coordinates, bucket.replicas)
+def shard_range(plan: Plan, bucket: Bucket, coordinates: dict[str, int]) -> tuple[int, int]:
+    """Elements [start, stop) of the flat bucket that belong to this rank in its shard group."""
+    length = bucket.elements // plan.shard_degree(bucket)
+    position = plan.mesh.coordinate(coordinates, bucket.shards) if bucket.sharded else 0
     return position * length, (position + 1) * length
 
 
+def held_range(plan: Plan, bucket: Bucket, coordinates: dict[str, int], kind: str) -> tuple[int, int]:
+    """Elements [start, stop) of the flat bucket that the buffer `kind` (p, g or o) of this rank holds."""
+    return shard_range(plan, bucket, coordinates) if kind in bucket.sharded else (0, bucket.elements)
+
+
+def own_range(plan: Plan, bucket: Bucket, coordinates: dict[str, int]) -> tuple[int, int]:
+    """Elements [start, stop) of the flat bucket that this rank updates: all, or its shard."""
+    return held_range(plan, bucket, coordinates, "o")
+
+
+def part(plan: Plan, bucket: Bucket, state: State, kind: str, start: int, stop: int) -> Tensor:
+    """View of elements [start, stop) of the flat bucket in the buffer `kind` (p or g), which must hold them."""
+    first, last = held_range(plan, bucket, state.coordinates, kind)
+    assert first <= start <= stop <= last, f"{kind}.{bucket.name} holds [{first}, {last}), not [{start}, {stop})"
+    return state.buffers[f"{kind}.{bucket.name}"][start - first : stop - first]
+
+
+def views(plan: Plan, bucket: Bucket, flat: Tensor) -> dict[str, Tensor]:
+    """The bucket's parameters by name as views into a whole flat tensor."""
+    return {
+        p.name: flat[p.offset : p.offset + p.tensor.elements].view(p.tensor.shape)
+        for p in plan.bucket_parameters(bucket.name)
+    }
+
+
 def _view(plan: Plan, bucket: Bucket, state: State) -> None:
-    flat, gradient = state.buffers["p." + bucket.name], state.buffers.get("g." + bucket.name)
-    for parameter in plan.bucket_parameters(bucket.name):
-        shape, stop = parameter.tensor.shape, parameter.offset + parameter.tensor.elements
-        state.parameters[parameter.name] = flat[parameter.offset : stop].view(shape)
-        if gradient is not None:
-            state.gradients[parameter.name] = gradient[parameter.offset : stop].view(shape)
+    """Views of what is held whole; shards have no shape."""
+    if "p" not in bucket.sharded:
+        state.parameters |= views(plan, bucket, state.buffers["p." + bucket.name])
+    gradient = state.buffers.get("g." + bucket.name)
+    if gradient is not None and "g" not in bucket.sharded:
+        state.gradients |= views(plan, bucket, gradient)
     packed = state.buffers.get("o." + bucket.name)
     if packed is not None:
         start, stop = own_range(plan, bucket, state.coordinates)
@@ -78,9 +102,13 @@ def _view(plan: Plan, bucket: Bucket, state: State) -> None:
 
 def _fill(plan: Plan, bucket: Bucket, state: State) -> None:
     seed = int(plan.setting("train.seed", 0))
+    first, last = held_range(plan, bucket, state.coordinates, "p")
     for parameter in plan.bucket_parameters(bucket.name):
-        value = initial_value(parameter, plan.mesh, state.coordinates, seed)
-        state.parameters[parameter.name].copy_(value)
+        begin, end = parameter.offset, parameter.offset + parameter.tensor.elements
+        start, stop = max(first, begin), min(last, end)
+        if start < stop:
+            value = initial_value(parameter, plan.mesh, state.coordinates, seed)
+            part(plan, bucket, state, "p", start, stop).copy_(value.reshape(-1)[start - begin : stop - begin])
     refresh_master(plan, bucket, state)
 
 
@@ -89,4 +117,4 @@ def refresh_master(plan: Plan, bucket: Bucket, state: State) -> None:
     moments = state.moments.get(bucket.name)
     if moments is not None and moments.master is not None:
         start, stop = own_range(plan, bucket, state.coordinates)
-        moments.master.copy_(state.buffers["p." + bucket.name][start:stop])
+        moments.master.copy_(part(plan, bucket, state, "p", start, stop))

@@ -107,7 +107,11 @@ def _call_seconds(machine: Machine, segment: Segment, call: Call) -> Seconds:
         return Seconds(
             moved_seconds(machine, 2.0 * written), 0.0, moved_seconds(machine, written + 8.0 * results[0].elements)
         )
-    return Seconds(forward, _backward_seconds(machine, call, segment) if backward else 0.0)
+    after = _backward_seconds(machine, call, segment) if backward else 0.0
+    if call.operator in ("rms_norm", "layer_norm"):
+        passes = machine.figures["norm_passes"]
+        return Seconds(forward * passes, after * passes)
+    return Seconds(forward, after)
 
 
 def _scores_seconds(machine: Machine, call: Call, operands: tuple[TensorType, ...]) -> Seconds:

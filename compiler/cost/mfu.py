@@ -88,5 +88,5 @@ def executed_flops(plan: Plan, order: str = "train") -> float:
         calls = Counter(call.block for call in role.order(order))
         for block in role.blocks:
             if calls[block.name]:
-                total += calls[block.name] * sum(sizes.flops(i) for i in block.instructions)
+                total += calls[block.name] * sum(sizes.flops(i) for i in block.instructions if sizes.runs(i))
     return total * (plan.mesh.world_size // len(plan.roles))

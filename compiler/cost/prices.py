@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
 from titan.compiler.cost.compute import Seconds, moved_seconds, optimizer_seconds, segment_seconds
@@ -11,8 +12,9 @@ from titan.compiler.plan.instruction import Instruction, type_name
 from titan.compiler.plan.operators import DTYPE_BYTES, statistics_dtype
 from titan.compiler.plan.program import Bucket, Plan, Role
 from titan.compiler.plan.segment import parse_unit
+from titan.compiler.plan.sizes import Sizes
 
-_FREE = ("wait", "free", "report")
+_FREE = ("wait", "free", "report", "watermark")
 
 
 class Prices:
@@ -25,6 +27,7 @@ class Prices:
         self._memo: dict[tuple[object, ...], int] = {}
         self._placements: dict[tuple[str, int], Placement] = {}
         self._distance = _distances(plan)
+        self._sizes = Sizes(plan)
 
     def price(self, role: Role, instruction: Instruction) -> int:
         """Nanoseconds; the slower one where ranks of the role differ."""
@@ -32,22 +35,25 @@ class Prices:
         if opcode in _FREE:
             return 0
         if row.unit:
-            return self._unit(opcode, parse_unit(instruction.unit)[0])
+            return self._unit(opcode, parse_unit(instruction.unit)[0], str(instruction.attribute("tier")))
         if row.asynchronous:
             return self._asynchronous(role, instruction)
         return _nanoseconds(self._plain(instruction))
 
-    def _unit(self, opcode: str, segment: str) -> int:
-        key = (opcode, segment)
+    def _unit(self, opcode: str, segment: str, tier: str) -> int:
+        key = (opcode, segment, tier)
         if key not in self._memo:
-            self._memo[key] = _nanoseconds(self._unit_seconds(opcode, segment))
+            self._memo[key] = _nanoseconds(self._unit_seconds(opcode, segment, tier))
         return self._memo[key]
 
-    def _unit_seconds(self, opcode: str, name: str) -> float:
+    def _unit_seconds(self, opcode: str, name: str, tier: str) -> float:
+        if opcode == "recompute":
+            segment = self.plan.segment_table[name]
+            return segment_seconds(self.machine, replace(segment, body=segment.rebuild_body(tier))).forward
         if name not in self._segments:
             self._segments[name] = segment_seconds(self.machine, self.plan.segment_table[name])
         found = self._segments[name]
-        if opcode in ("forward", "recompute"):
+        if opcode == "forward":
             return found.forward
         inputs = found.backward_input if opcode != "backward_weight" else 0.0
         return inputs + (found.backward_weight if opcode != "backward_input" else 0.0)
@@ -59,6 +65,8 @@ class Prices:
         if instruction.opcode == "grad_norm":
             grads = [r for r in instruction.reads if r.startswith("g.")]
             return sum(moved_seconds(self.machine, self._grad_bytes(self._bucket(r), own=True)) for r in grads)
+        if instruction.opcode == "open_grad":
+            return moved_seconds(self.machine, self._sizes.whole_bucket(instruction.writes[0]))
         if instruction.opcode == "zero_grad":
             return sum(moved_seconds(self.machine, self._zeroed_bytes(u)) for u in instruction.updates)
         if instruction.opcode == "optimizer_step":
@@ -78,8 +86,10 @@ class Prices:
     def _transfer(self, role: Role, instruction: Instruction) -> int:
         """Both sides of a channel see one price: the pair is named by its lower rank."""
         register = type_name((instruction.reads or instruction.writes)[0])
+        if instruction.group != "pipeline":
+            return self._ring_transfer(role, instruction, register)
         peer = int(instruction.attribute("peer", 1))
-        low = min(role.pipeline, role.pipeline + peer) if instruction.group == "pipeline" else role.pipeline
+        low = min(role.pipeline, role.pipeline + peer)
         key = (instruction.group, low, abs(peer), register)
         if key not in self._memo:
             crosses = self._crosses_nodes(instruction.group, low, abs(peer))
@@ -87,27 +97,31 @@ class Prices:
             self._memo[key] = _nanoseconds(transfer_seconds(self.machine, crosses, moved))
         return self._memo[key]
 
+    def _ring_transfer(self, role: Role, instruction: Instruction, register: str) -> int:
+        """All ranks of a role send and receive at once; the send has the price, its other half ends with it."""
+        if instruction.opcode == "recv":
+            return 0
+        key = ("ring", self.placement(role, instruction.group).nodes > 1, register)
+        if key not in self._memo:
+            self._memo[key] = _nanoseconds(transfer_seconds(self.machine, key[1], self.plan.types[register].bytes))
+        return self._memo[key]
+
     def whole_bytes(self, instruction: Instruction) -> int:
         """Bytes of the whole tensor that a collective gathers, sums or exchanges."""
-        if instruction.opcode == "unshard":
-            bucket = self._bucket(instruction.updates[0])
-            return bucket.elements * DTYPE_BYTES[bucket.dtype]
-        if instruction.opcode == "reduce_grad":
-            bucket = self._bucket(instruction.updates[0])
-            shard = str(instruction.attribute("shard", ""))
-            return self._grad_bytes(bucket) // (self.plan.group_size(shard) if shard else 1)
+        if instruction.opcode in ("unshard", "reduce_grad"):
+            return self._sizes.traffic(instruction).payload
         register = instruction.reads[0] if instruction.opcode == "reduce_scatter" else instruction.writes[0]
         return self.plan.types[type_name(register)].bytes
 
     def _zeroed_bytes(self, buffer: str) -> int:
         """A gradient bucket, or a metric of a few bytes."""
-        return self._grad_bytes(self._bucket(buffer)) if buffer.startswith("g.") else 8
+        return self._sizes.held_bucket(buffer) if buffer.startswith("g.") else 8
 
     def _bucket(self, buffer: str) -> Bucket:
         return self.plan.bucket_table[buffer.partition(".")[2]]
 
     def _own_elements(self, bucket: Bucket) -> int:
-        return bucket.elements // (self.plan.group_size(bucket.replicas) if bucket.sharded else 1)
+        return bucket.elements // self.plan.shard_degree(bucket)
 
     def _grad_bytes(self, bucket: Bucket, own: bool = False) -> int:
         elements = self._own_elements(bucket) if own else bucket.elements

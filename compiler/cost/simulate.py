@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from titan.compiler.cost.machine import Machine
 from titan.compiler.cost.prices import Prices
 from titan.compiler.cost.strands import BlockPieces, Cutter, Event, Name, Outcome, Strand, run_strand
+from titan.compiler.plan.tiers import at_start
 from titan.compiler.plan.program import BlockCall, Plan, Role
 
 
@@ -79,6 +80,7 @@ def simulate(
 
     Raises SimulationStalled when the programs wait for each other.
     """
+    plan = at_start(plan)
     prices = prices or Prices(plan, machine)
     network = _Network(plan, prices.machine.figures["overlap_slowdown"])
     cutter = Cutter(prices.price, network.crosses)

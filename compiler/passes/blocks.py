@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from functools import partial
 
 from titan.compiler.graph.model_graph import Convert, ModelGraph, Part
-from titan.compiler.passes.liveness import liveness, outside_reads
+from titan.compiler.passes.layouts import first_index, permutation
+from titan.compiler.passes.liveness import outside_reads
+from titan.compiler.passes.recompute import Layer, Tiers, aliases, alternatives
+from titan.compiler.passes.ring import arrive, pass_on
 from titan.compiler.passes.transpose import Transpose, collective
+from titan.compiler.passes.zero import Draft
 from titan.compiler.plan.instruction import Instruction
-from titan.compiler.plan.program import Block
-from titan.compiler.plan.segment import Segment, bind
+from titan.compiler.plan.segment import TIERS, Segment, bind
+from titan.compiler.strategy import Strategy
 
 MICRO_BATCH = ":i"
 
@@ -57,8 +61,14 @@ class Names:
         base, layer = self._split(value)
         return f"d.{base}{mark}{layer}{MICRO_BATCH}"
 
-    def frame(self, segment: str) -> str:
-        return f"f.{self.unit(segment)}{MICRO_BATCH}"
+    def piece(self, prefix: str, segment: str) -> str:
+        """A piece of a segment's frame."""
+        return f"{prefix}.{self.unit(segment)}{MICRO_BATCH}"
+
+    @property
+    def tier(self) -> str:
+        """The register that holds the recompute tier of the layer."""
+        return f"tier.l{self.layer}{MICRO_BATCH}"
 
     def weight_frame(self, segment: str) -> str:
         return f"wf.{self.unit(segment)}{MICRO_BATCH}"
@@ -88,10 +98,11 @@ class BlockWriter:
     graph: ModelGraph
     bucket_of: dict[str, str]
     layers: int
-    recompute: str
+    strategy: Strategy
+    tiers: dict[str, Tiers] = field(default_factory=dict)
 
-    def training(self, chunk: Chunk, phases: frozenset[str]) -> tuple[Block, ...]:
-        """The blocks of the phases that a chunk's order uses: F; B or I and W, or both forms.
+    def training(self, chunk: Chunk, phases: frozenset[str]) -> tuple[Draft, ...]:
+        """The drafts of the phases that a chunk's order uses: F; B or I and W, or both forms.
 
         What any of the backwards reads outlives F; everything else is freed at its last use.
         """
@@ -99,19 +110,22 @@ class BlockWriter:
         inputs = self._backward(chunk, split=True) if "I" in phases else []
         sent = {chunk.exit} if chunk.after is not None else set()
         returned = {f"d.{chunk.entry}"} if chunk.before is not None else set()
+        forward = self._forward(chunk, keep=True)
         needed = outside_reads(backward) | outside_reads(inputs)
-        blocks = [Block(f"F.c{chunk.number}", ("i",), liveness(self._forward(chunk, keep=True), needed | sent))]
+        by_tier = tuple((t, frozenset(outside_reads(backward, t) | outside_reads(inputs, t))) for t in TIERS)
+        varies = any(i.when for i in (*forward, *backward, *inputs))
+        drafts = [_draft("F", chunk, forward, sent | (set() if varies else needed), by_tier if varies else ())]
         if backward:
-            blocks.append(Block(f"B.c{chunk.number}", ("i",), liveness(backward, returned)))
+            drafts.append(_draft("B", chunk, backward, returned))
         if inputs:
             frames = {name for step in inputs for name in step.writes if name.startswith("wf.")}
-            blocks.append(Block(f"I.c{chunk.number}", ("i",), liveness(inputs, returned | frames)))
-            blocks.append(Block(f"W.c{chunk.number}", ("i",), liveness(self._weights(chunk), set())))
-        return tuple(blocks)
+            drafts.append(_draft("I", chunk, inputs, returned | frames))
+            drafts.append(_draft("W", chunk, self._weights(chunk), set()))
+        return tuple(drafts)
 
-    def evaluate(self, chunk: Chunk) -> Block:
+    def evaluate(self, chunk: Chunk) -> Draft:
         sent = {chunk.exit} if chunk.after is not None else set()
-        return Block(f"E.c{chunk.number}", ("i",), liveness(self._forward(chunk, keep=False), sent))
+        return _draft("E", chunk, self._forward(chunk, keep=False), sent)
 
     def _forward(self, chunk: Chunk, keep: bool) -> list[Instruction]:
         emitted = _receive(chunk.entry, chunk.before)
@@ -121,8 +135,10 @@ class BlockWriter:
             emitted += [
                 self._load(value.name, names, part) for value in part.values if value.kind == "data" and value.shape
             ]
-            kept = keep and not self._recomputed(part)
-            emitted += self._run("forward", part, names, names.register, kept)
+            if keep and self._adaptive(part):
+                emitted.append(Instruction("watermark", (names.tier,), attributes=(("begin", self._tier(layer)),)))
+            variants = {layer.tier: self._run(part, names, layer.tier) for layer in self._variants(part, names, keep)}
+            emitted += alternatives(variants, names.tier)
             if "loss" in part.outputs:
                 loss = names.register("loss")
                 seed = (names.gradient("loss", 0),) if keep else ()
@@ -132,46 +148,49 @@ class BlockWriter:
     def _load(self, name: str, names: Names, part: Part) -> Instruction:
         value = part.table[name]
         mesh = self.graph.mesh
-        length = value.local(mesh).shape[1]
-        held = [f for f, s in value.layout if s == "V1"]
-        start: str | int = f"@{held[0]}*{length}" if held else 0
-        attributes = (("what", name), ("micro_batch", "i"), ("start", start), ("length", length))
+        where = (("start", first_index(value, 1, mesh)), ("length", value.local(mesh).shape[1]))
+        attributes = (("what", name), ("micro_batch", "i"), *where, *permutation(self.graph.zigzag, value.shape[1]))
         return Instruction("load_batch", (names.register(name),), attributes=attributes)
 
-    def _recomputed(self, part: Part) -> bool:
-        return self.recompute == "full" and part.repeated
+    def _adaptive(self, part: Part) -> bool:
+        return self.strategy.recompute == "adaptive" and part.repeated
 
-    def _run(
-        self, opcode: str, part: Part, names: Names, register: Callable[[str], str], keep: bool
-    ) -> list[Instruction]:
-        """Segments and conversions in forward order; `register` names the values."""
+    def _tier(self, layer: int | None) -> str:
+        return "none" if layer is None else self.strategy.tier(layer)
+
+    def _variants(self, part: Part, names: Names, keep: bool = True) -> list[Layer]:
+        """The tiers in which a part is lowered: one, or all of an adaptive plan."""
+        tiers = TIERS if self._adaptive(part) and keep else (self._tier(names.layer) if keep else "",)
+        found = self.tiers.setdefault(part.name, Tiers(part, self.strategy.recompute == "adaptive"))
+        return [Layer(found, tier, names) for tier in tiers]
+
+    def _run(self, part: Part, names: Names, tier: str) -> list[Instruction]:
+        """Segments and conversions in forward order; frames as the tier stores them, none without a tier."""
         emitted: list[Instruction] = []
-        alias: dict[str, str] = {}
+        alias, awaited = aliases(part), dict[str, list[Instruction]]()
 
         def name(value: str) -> str:
-            return register(alias.get(value, value))
+            return names.register(alias.get(value, value))
 
         for step in part.steps:
+            for value in (step.source,) if isinstance(step, Convert) else step.inputs if isinstance(step, Segment) else ():
+                emitted += awaited.pop(name(value), [])
             if isinstance(step, Convert):
-                if step.forward == "none":
-                    alias[step.result] = alias.get(step.source, step.source)
-                else:
+                if step.forward == "shift":
+                    emitted += pass_on(name(step.result), name(step.source), step.group, "next", 1)
+                    awaited[name(step.result)] = arrive(name(step.result))
+                elif step.forward != "none":
                     emitted += collective(
                         step.forward, name(step.result), name(step.source), step, step.source_dim, step.target_dim
                     )
             elif isinstance(step, Segment):
-                frame = (names.frame(step.name),) if step.frame and keep else ()
-                reads = tuple(name(v) for v in step.inputs) + self._buffers(step, names=names)[0]
+                frame = tuple(names.piece(piece, step.name) for piece in step.stored(tier)) if tier else ()
+                reads = tuple(name(v) for v in step.inputs) + self._buffers(step.parameters, names=names)[0]
                 writes = tuple(name(v) for v in step.outputs) + frame
-                emitted.append(Instruction(opcode, writes, reads, unit=names.unit(step.name)))
+                emitted.append(Instruction("forward", writes, reads, unit=names.unit(step.name)))
         return emitted
 
-    def _buffers(
-        self, step: Segment, early: bool | None = None, *, names: Names
-    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        formals = step.parameters
-        if early is not None:
-            formals = tuple(f for f in formals if (f in step.early_parameters) == early)
+    def _buffers(self, formals: Iterable[str], *, names: Names) -> tuple[tuple[str, ...], tuple[str, ...]]:
         held = dict.fromkeys(self.bucket_of[bind(formal, names.layer)] for formal in formals)
         return tuple(f"p.{b}" for b in held), tuple(f"g.{b}" for b in held)
 
@@ -182,57 +201,44 @@ class BlockWriter:
             names = Names(self.graph.parts[index], layer, self.layers)
             for step in reversed(self.graph.parts[index].steps):
                 if isinstance(step, Segment) and step.weight_frame:
-                    updates = self._buffers(step, early=False, names=names)[1]
+                    late = (f for f in step.parameters if f not in step.early_parameters)
+                    updates = self._buffers(late, names=names)[1]
                     frame = names.weight_frame(step.name)
                     unit = names.unit(step.name)
                     emitted.append(Instruction("backward_weight", (), (frame,), updates, unit))
         return emitted
 
     def _backward(self, chunk: Chunk, split: bool) -> list[Instruction]:
-        emitted = _receive(f"d.{chunk.exit}", chunk.after)
+        """The first rebuild stands before the wait for the gradient: it needs nothing of it."""
+        emitted: list[Instruction] = []
+        received = _receive(f"d.{chunk.exit}", chunk.after)
         for index, layer in reversed(chunk.chain):
             part = self.graph.parts[index]
             names = Names(part, layer, self.layers)
-            register = _aliased(part, names.register)
-            if self._recomputed(part):
-                emitted += self._rebuild(part, names)
-                register = _aliased(part, _rebuilt(part, names))
-            given = {v: names.gradient(v, 0) for v in part.outputs}
+            variants = self._variants(part, names)
             buffers = partial(self._buffers, names=names)
-            emitted += Transpose(
-                part, register, names.gradient, names.unit, names.frame, buffers, given, split, names.weight_frame
-            ).run()
-        return emitted + _send(f"d.{chunk.entry}", chunk.before, "grad")
+            emitted += alternatives({v.tier: v.rebuild(buffers) for v in variants}, names.tier) + received
+            emitted += alternatives({v.tier: self._transpose(v, split) for v in variants}, names.tier)
+            received = []
+        return emitted + received + _send(f"d.{chunk.entry}", chunk.before, "grad")
 
-    def _rebuild(self, part: Part, names: Names) -> list[Instruction]:
-        """The forward again, as far as the backward needs it: from the layer's input, into `r.` registers."""
-        needed = {v for step in part.steps if isinstance(step, Segment) for v in step.kept}
-        steps: list[Convert | Segment] = []
-        for step in reversed(part.steps):
-            if isinstance(step, Segment) and (step.frame or needed & set(step.outputs)):
-                needed.update(step.inputs)
-                steps.append(step)
-            elif isinstance(step, Convert) and step.result in needed:
-                needed.add(step.source)
-                steps.append(step)
-        trimmed = Part(part.name, True, part.inputs, part.outputs, part.values, tuple(reversed(steps)))
-        return self._run("recompute", trimmed, names, _rebuilt(part, names), True)
+    def _transpose(self, layer: Layer, split: bool) -> list[Instruction]:
+        part, names = layer.tiers.part, layer.names
+        given = {v: names.gradient(v, 0) for v in part.outputs}
+        buffers = partial(self._buffers, names=names)
+        return Transpose(
+            part, layer.register, names.gradient, names.unit, layer.frame, buffers, given, split, names.weight_frame
+        ).run()
 
 
-def _rebuilt(part: Part, names: Names) -> Callable[[str], str]:
-    def register(value: str) -> str:
-        return names.register(value) if value in part.inputs else f"r.{names.register(value)}"
-
-    return register
-
-
-def _aliased(part: Part, register: Callable[[str], str]) -> Callable[[str], str]:
-    """Values that a conversion leaves as they are have the register of their source."""
-    alias: dict[str, str] = {}
-    for step in part.steps:
-        if isinstance(step, Convert) and step.forward == "none":
-            alias[step.result] = alias.get(step.source, step.source)
-    return lambda value: register(alias.get(value, value))
+def _draft(
+    phase: str,
+    chunk: Chunk,
+    instructions: list[Instruction],
+    outlive: set[str],
+    by_tier: tuple[tuple[str, frozenset[str]], ...] = (),
+) -> Draft:
+    return Draft(f"{phase}.c{chunk.number}", tuple(instructions), frozenset(outlive), by_tier)
 
 
 def _receive(register: str, offset: int | None) -> list[Instruction]:

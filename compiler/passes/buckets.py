@@ -11,12 +11,14 @@ from dataclasses import dataclass
 
 from titan.compiler.graph.model_graph import ModelGraph, Part, Value
 from titan.compiler.passes.layouts import group_name
+from titan.compiler.passes.zero import BETWEEN
 from titan.compiler.plan.mesh import Mesh
 from titan.compiler.plan.operators import TensorType
 from titan.compiler.plan.program import Bucket, Parameter
 from titan.compiler.plan.segment import bind
 
-REPLICAS = ("data", "context")
+REPLICAS = ("data", "context")  # axes
+Kinds = tuple[str, ...]  # kinds of buffers to shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +32,10 @@ class _Use:
 
 
 def buckets(
-    graph: ModelGraph, homes: dict[str, tuple[int, ...]], shard: bool, initializer: tuple[str, float], vocab: int
+    graph: ModelGraph, homes: dict[str, tuple[int, ...]], sharded: Kinds, initializer: tuple[str, float], vocab: int
 ) -> tuple[tuple[Bucket, ...], tuple[Parameter, ...]]:
-    """Buckets and parameters in model order. `homes` maps each parameter to the pipeline coordinates that hold it."""
+    """Buckets and parameters in model order. `homes` maps each parameter to the pipeline coordinates that hold it;
+    `sharded` are the kinds of buffers that are sharded over the replicas (inside one `data.replicate`)."""
     mesh = graph.mesh
     groups: dict[tuple[str, str, str], list[_Use]] = {}
     seen: dict[str, Value] = {}
@@ -46,7 +49,7 @@ def buckets(
     found: list[Bucket] = []
     parameters: list[Parameter] = []
     for (where, sums, equal), uses in groups.items():
-        bucket, members = _bucket(where, sums, equal, uses, mesh, shard, initializer, vocab, layers)
+        bucket, members = _bucket(where, sums, equal, uses, mesh, sharded, initializer, vocab, layers)
         found.append(bucket)
         parameters.extend(members)
     return tuple(found), tuple(parameters)
@@ -68,7 +71,7 @@ def parameter_names(part: Part, layer: int | None) -> list[str]:
 
 def _key(use: _Use, mesh: Mesh) -> tuple[str, str, str]:
     states = dict(use.value.layout)
-    factors = [f for f, size in mesh.factors if size > 1 and f not in ("pipeline", "region", *REPLICAS)]
+    factors = [f for f, size in mesh.factors if size > 1 and f.split(".")[0] not in ("pipeline", "region", *REPLICAS)]
     sums = tuple(f for f in factors if states.get(f) == "R")
     equal = tuple(f for f in factors if not states.get(f, "I").startswith("V"))
     where = use.part.name if use.layer is None else f"l{use.layer}"
@@ -83,14 +86,15 @@ def _bucket(
     equal: str,
     uses: list[_Use],
     mesh: Mesh,
-    shard: bool,
+    sharded: Kinds,
     initializer: tuple[str, float],
     vocab: int,
     layers: int,
 ) -> tuple[Bucket, list[Parameter]]:
     name = ".".join(word for word in (where, equal, "sum" if sums else "") if word)
-    replicas = group_name(mesh, tuple(f for f in REPLICAS if mesh.size(f) > 1))
-    sharded = shard and bool(replicas)
+    axes = tuple(f for f, size in mesh.factors if size > 1 and f.split(".")[0] in REPLICAS)
+    replicas, shards = group_name(mesh, axes), group_name(mesh, tuple(f for f in axes if f != BETWEEN))
+    sharded = sharded if shards else ()
     ordered = sorted(uses, key=lambda use: len(use.value.shape) < 2)  # decayed parameters first: one range each
     parameters, offset = [], 0
     for use in ordered:
@@ -110,13 +114,13 @@ def _bucket(
             )
         )
         offset += local.elements
-    degree = mesh.size(replicas) if sharded else 1
+    degree = mesh.size(shards) if sharded else 1
     elements = -(-offset // degree) * degree
-    unsharded = "" if sharded else replicas
-    uncounted = "*".join(g for g in (unsharded, equal) if g)
-    return Bucket(
-        name, elements, uses[0].value.dtype, (sums,) if sums else (), replicas, sharded, uncounted, uses[0].homes
-    ), parameters
+    copies = group_name(mesh, tuple(f for f in axes if not sharded or f == BETWEEN))
+    uncounted = "*".join(g for g in (copies, equal) if g)
+    dtype, summed = uses[0].value.dtype, (sums,) if sums else ()
+    held = shards if sharded else ""
+    return Bucket(name, elements, dtype, summed, replicas, held, sharded, uncounted, uses[0].homes), parameters
 
 
 def _initializer(use: _Use, initializer: tuple[str, float], layers: int) -> str:

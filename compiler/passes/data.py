@@ -11,11 +11,11 @@ BATCH = frozenset({"batch"})
 
 
 def data(graph: ModelGraph, strategy: Strategy) -> ModelGraph:
-    """Shards the batch of every operator over the data axis."""
-    if "data" not in active_factors(graph.mesh):
-        return graph
-    return graph.with_parts(tuple(_apply(part) for part in graph.parts))
+    """Shards the batch of every operator over the data axis (all its factors)."""
+    for factor in (f for f in active_factors(graph.mesh) if f.split(".")[0] == "data"):
+        graph = graph.with_parts(tuple(_apply(part, factor) for part in graph.parts))
+    return graph
 
 
-def _apply(part: Part) -> Part:
-    return replace(part, steps=tuple(op.shard("data", BATCH) if isinstance(op, Op) else op for op in part.steps))
+def _apply(part: Part, factor: str) -> Part:
+    return replace(part, steps=tuple(op.shard(factor, BATCH) if isinstance(op, Op) else op for op in part.steps))

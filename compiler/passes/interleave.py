@@ -42,5 +42,9 @@ def _renamed(instruction: Instruction) -> Instruction:
     def j(names: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(name.replace(":i", ":j") for name in names)
 
-    attributes = tuple((k, "j" if k == "micro_batch" else v) for k, v in instruction.attributes)
-    return replace(instruction, writes=j(instruction.writes), reads=j(instruction.reads), attributes=attributes)
+    attributes = tuple(
+        (k, "j" if k == "micro_batch" else str(v).replace(":i", ":j") if k == "frame" else v)
+        for k, v in instruction.attributes
+    )
+    writes, reads, updates = map(j, (instruction.writes, instruction.reads, instruction.updates))
+    return replace(instruction, writes=writes, reads=reads, updates=updates, attributes=attributes)

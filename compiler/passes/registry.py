@@ -8,6 +8,7 @@ from titan.compiler.graph.model_graph import ModelGraph
 from titan.compiler.passes.context import context
 from titan.compiler.passes.data import data
 from titan.compiler.passes.layouts import layouts
+from titan.compiler.passes.recompute import recompute
 from titan.compiler.passes.ring import ring
 from titan.compiler.passes.segments import segments
 from titan.compiler.passes.sequence import sequence
@@ -24,7 +25,8 @@ GRAPH_PASSES: tuple[Pass, ...] = (
     tensor,  # before sequence, which fills what tensor leaves whole
     sequence,
     layouts,  # the only pass that inserts communication; needs all states
-    segments,  # last: nothing may insert communication after this
+    segments,  # nothing may insert communication after this
+    recompute,  # last: says what each tier stores of the segments' values
 )
 
 

@@ -19,8 +19,11 @@ def _cut(part: Part, mesh: Mesh) -> Part:
     groups: list[list[Op] | Convert] = []
     open_group: list[Op] = []
     for step in part.steps:
-        if isinstance(step, Op):
+        if isinstance(step, Op) and not step.row.alone:
             open_group.append(step)
+        elif isinstance(step, Op):
+            groups += [open_group, [step]] if open_group else [[step]]
+            open_group = []
         elif isinstance(step, Convert):
             if open_group:
                 groups.append(open_group)
@@ -29,13 +32,15 @@ def _cut(part: Part, mesh: Mesh) -> Part:
     if open_group:
         groups.append(open_group)
     read_later = _readers(part, groups)
+    finals = _finals(part)
     steps: list[Op | Convert | Segment] = []
     prefix, number = part.name if part.repeated else f"{part.name}.", 0
     for index, group in enumerate(groups):
         if isinstance(group, Convert):
             steps.append(group)
         else:
-            steps.append(_segment(f"{prefix}{number}", group, part, mesh, read_later[index]))
+            read = read_later[index] | frozenset(finals.values())
+            steps.append(_segment(f"{prefix}{number}", group, part, mesh, read, finals))
             number += 1
     return replace(part, steps=tuple(steps))
 
@@ -51,13 +56,27 @@ def _readers(part: Part, groups: list[list[Op] | Convert]) -> list[frozenset[str
     ]
 
 
-def _segment(name: str, ops: list[Op], part: Part, mesh: Mesh, read_later: frozenset[str]) -> Segment:
+def _finals(part: Part) -> dict[str, str]:
+    """What partial results become in the end: an operator that accumulates goes on with them."""
+    found: dict[str, str] = {}
+    for step in reversed(part.steps):
+        if isinstance(step, Op):
+            named = dict(zip(step.row.operands + step.row.results, step.operands + step.results, strict=True))
+            for partial, result in step.row.accumulates:
+                found[named[partial]] = found.get(named[result], named[result])
+    return found
+
+
+def _segment(
+    name: str, ops: list[Op], part: Part, mesh: Mesh, read_later: frozenset[str], finals: dict[str, str]
+) -> Segment:
     table = part.table
     produced = [result for op in ops for result in op.results]
     read = [o for op in ops for o in op.operands if o not in produced]
     outside = tuple(dict.fromkeys(read))
     body = tuple(Call(op.operator, op.results, op.operands, op.attributes) for op in ops)
-    names = (*outside, *produced)
+    becomes = tuple((v, finals[v]) for v in produced if v in finals)
+    names = (*outside, *produced, *(final for _, final in becomes))
     return Segment(
         name,
         inputs=tuple(v for v in outside if table[v].kind != "parameter"),
@@ -65,4 +84,5 @@ def _segment(name: str, ops: list[Op], part: Part, mesh: Mesh, read_later: froze
         outputs=tuple(v for v in produced if v in read_later),
         body=body,
         values=tuple((v, table[v].local(mesh)) for v in names),
+        finals=becomes,
     )

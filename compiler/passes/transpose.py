@@ -6,11 +6,11 @@ there.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from titan.compiler.graph.model_graph import Convert, Part
+from titan.compiler.passes.ring import Rotation, arrive, homeward, pass_on, rotations
 from titan.compiler.plan.instruction import Instruction
 from titan.compiler.plan.operators import Attribute
 from titan.compiler.plan.segment import Segment
@@ -18,10 +18,7 @@ from titan.compiler.plan.segment import Segment
 Namer = Callable[[str], str]
 
 
-class Buffers(Protocol):
-    """(parameter, gradient) buffers of a segment; `early`: of parameters with gradients from dgrad, or others."""
-
-    def __call__(self, step: Segment, early: bool | None = None) -> tuple[tuple[str, ...], tuple[str, ...]]: ...
+Buffers = Callable[[Iterable[str]], tuple[tuple[str, ...], tuple[str, ...]]]
 
 
 def collective(
@@ -51,13 +48,13 @@ def _known(dim: int | None) -> int:
 @dataclass
 class Transpose:
     """Emits the backward of one part. `register` names a value's forward register, `gradient` its gradient register;
-    `parameters` maps a segment to the (parameter, gradient) buffers it reads and updates."""
+    `buffers` maps parameters of a segment to the (parameter, gradient) buffers that hold them."""
 
     part: Part
     register: Namer
     gradient: Callable[[str, int], str]  # (value, 0 for the final gradient or the number of the partial one)
     unit: Namer
-    frame: Namer
+    frame: Callable[[Segment], tuple[str, ...]]
     buffers: Buffers
     given: dict[str, str]  # gradients of the part's outputs, from whoever consumed them
     split: bool = False  # backward_input only; its weight frames (`weight_frame`) wait for backward_weight
@@ -66,6 +63,8 @@ class Transpose:
     remaining: dict[str, int] = field(default_factory=dict)
     number: dict[str, int] = field(default_factory=dict)
     emitted: list[Instruction] = field(default_factory=list)
+    issued: dict[str, str] = field(default_factory=dict)  # shifted value -> its gradient on the way home
+    awaited: dict[str, list[Instruction]] = field(default_factory=dict)  # register that comes around -> its waits
 
     def run(self) -> list[Instruction]:
         self.current = dict(self.given)
@@ -77,12 +76,36 @@ class Transpose:
                         self.remaining[name] = self.remaining.get(name, 0) + 1
             elif isinstance(step, Convert) and step.source in differentiable:
                 self.remaining[step.source] = self.remaining.get(step.source, 0) + 1
-        for step in reversed(self.part.steps):
+        around, home = rotations(self.part), homeward(self.part)
+        for index, step in reversed(tuple(enumerate(self.part.steps))):
+            for shift in home.get(index, ()):
+                self._send_home(shift)
+            for rotation in around.get(index, ()):
+                self._rotate(rotation)
             if isinstance(step, Segment):
                 self._segment(step)
+            elif isinstance(step, Convert) and step.forward == "shift":
+                self._come_home(step)
             elif isinstance(step, Convert) and step.source in differentiable:
                 self._convert(step)
         return self.emitted
+
+    def _rotate(self, rotation: Rotation) -> None:
+        result, source = self.register(rotation.result), self.register(rotation.source)
+        self.emitted += self.awaited.pop(source, [])
+        self.emitted += pass_on(result, source, rotation.group, "back", -1)
+        self.awaited[result] = arrive(result)
+
+    def _send_home(self, shift: Convert) -> None:
+        """Issued before the block of the step computes; its own part of the gradient is added on arrival."""
+        name = self.issued[shift.result] = self._partial(shift.source)
+        self.emitted += pass_on(name, self.current[shift.result], shift.group, "back", -1)
+
+    def _come_home(self, shift: Convert) -> None:
+        name, total = self.issued[shift.result], self._name(shift.source)
+        self.emitted += arrive(name)
+        self.emitted.append(Instruction("add", (total,), (self.current[shift.source], name)))
+        self.current[shift.source] = total
 
     def _name(self, value: str) -> str:
         """Register of the next contribution to a value's gradient; the last one has the plain name."""
@@ -94,17 +117,18 @@ class Transpose:
         return self.gradient(value, self.number[value])
 
     def _segment(self, step: Segment) -> None:
-        reads = [self.current[v] for v in step.outputs if v in step.differentiable]
+        for value in step.inputs:
+            self.emitted += self.awaited.pop(self.register(value), [])
+        reads = [self.current[step.final(v)] for v in step.outputs if v in step.differentiable]
         inputs = [v for v in step.inputs if v in step.differentiable]
         carried = [v for v in inputs if v in self.current]
         reads += [self.current[v] for v in carried]
         reads += [self.register(v) for v in (*step.kept_inputs, *step.kept_outputs)]
-        if step.frame:
-            reads.append(self.frame(step.name))
-        parameters, gradients = self.buffers(step)
+        reads += self.frame(step)
+        parameters, gradients = self.buffers(step.backward_parameters)[0], self.buffers(step.parameters)[1]
         writes = names = tuple(self._name(v) for v in inputs)
         if self.split:
-            gradients = self.buffers(step, early=True)[1]
+            gradients = self.buffers(f for f in step.parameters if f in step.early_parameters)[1]
             writes += (self.weight_frame(step.name),) if step.weight_frame else ()
         attributes: tuple[tuple[str, Attribute], ...] = (("carry", ",".join(carried)),) if carried else ()
         opcode = "backward_input" if self.split else "backward"

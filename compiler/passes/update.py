@@ -1,12 +1,15 @@
 """What surrounds the body of a step: the count of labels, gradient sums, the norm, the update, the loss.
 
-Gradients of a bucket are summed once, after its last backward: first over tensor factors, then over the replicas
-(all-reduce, or with ZeRO reduce-scatter into the own shard), then over the pipeline homes of tied weights.
+What the body's blocks have not summed yet is summed here, once for each factor on which a bucket's gradient is partial:
+over the replicas first (into the own shard with ZeRO), so that all later sums are of the shard only: over tensor
+factors, between copies of the shards (HSDP), over the pipeline homes of tied weights.
 """
 
 from __future__ import annotations
 
+from titan.compiler.passes.zero import BETWEEN, GATHER, REDUCE, first_sum, reduces_early
 from titan.compiler.plan.instruction import Instruction
+from titan.compiler.plan.mesh import Mesh
 from titan.compiler.plan.operators import Attribute
 from titan.compiler.plan.program import Block, BlockCall, Bucket
 
@@ -72,31 +75,38 @@ def _reduce(bucket: Bucket, token: str, group: str, stream: str, attributes: Att
 
 
 def _wait(token: str) -> Instruction:
-    return Instruction("wait", (), (f"u.{token}?",))
+    return Instruction("wait", (), (token,))
 
 
-def reduce_blocks(bucket: Bucket) -> tuple[Block, ...]:
-    """`reduce.b` issues the sum over the replicas, `reduced.b` waits: so all buckets' sums are under way at once."""
+def _sums(bucket: Bucket, mesh: Mesh) -> list[Instruction]:
+    """The sums of a bucket in order, without those that the blocks of its micro-batches do."""
     name = bucket.name
-    issue: list[Instruction] = []
-    for number, group in enumerate(bucket.sums):
-        issue += [
-            _reduce(bucket, f"g.{name}.{number}", group, group, (("mode", "all_reduce"),)),
-            _wait(f"g.{name}.{number}"),
-        ]
-    finish: list[Instruction] = []
-    if bucket.replicas:
-        mode = "reduce_scatter" if bucket.sharded else "all_reduce"
-        issue.append(_reduce(bucket, f"g.{name}", bucket.replicas, "data.reduce", (("mode", mode),)))
-        finish.append(_wait(f"g.{name}"))
+    found = [first_sum(bucket)] if bucket.replicas and "g" not in bucket.sharded else []
+    attributes: Attributes = (("mode", "all_reduce"),)
+    if bucket.sharded and "g" not in bucket.sharded:
+        attributes = (("mode", "all_reduce_shard"), ("shard", bucket.shards))
+    groups = [*bucket.sums]
+    if bucket.sharded and mesh.size(BETWEEN) > 1:
+        groups.append(BETWEEN)
     if len(bucket.homes) > 1:
-        attributes: Attributes = (("mode", "all_reduce"),)
-        if bucket.sharded:
-            attributes = (("mode", "all_reduce_shard"), ("shard", bucket.replicas))
-        group = homes_group(bucket.homes)
-        finish += [_reduce(bucket, f"g.{name}.homes", group, group, attributes), _wait(f"g.{name}.homes")]
-    blocks = (Block(f"reduce.{name}", (), tuple(issue)), Block(f"reduced.{name}", (), tuple(finish)))
-    return tuple(block for block in blocks if block.instructions)
+        groups.append(homes_group(bucket.homes))
+    for group in groups:
+        stream = REDUCE if group == BETWEEN else group
+        found.append(_reduce(bucket, f"g.{name}.{len(found)}", group, stream, attributes))
+    return found
+
+
+def reduce_blocks(bucket: Bucket, mesh: Mesh, issued: bool) -> tuple[Block, ...]:
+    """One block per sum: waits for the one before and issues the next, so that all buckets' sums are under way at once.
+    `issued`: the first one is, by the last backward."""
+    sums = _sums(bucket, mesh)
+    blocks: list[Block] = []
+    for number, instruction in enumerate((*sums, None)):
+        emitted = [_wait(sums[number - 1].writes[0])] if number else []
+        emitted += [instruction] if instruction and not (issued and number == 0) else []
+        name = f"reduce.{bucket.name}" + (f".{number}" if number else "")
+        blocks.append(Block(name if instruction else f"reduced.{bucket.name}", (), tuple(emitted)))
+    return tuple(blocks) if sums else ()
 
 
 def norm(buckets: tuple[Bucket, ...], world_size: int) -> Block:
@@ -114,31 +124,32 @@ def norm(buckets: tuple[Bucket, ...], world_size: int) -> Block:
 
 
 def step_blocks(bucket: Bucket) -> tuple[Block, ...]:
-    """`step.b` updates a bucket, clears its gradients and, with ZeRO, issues the gather of the updated shards."""
+    """`step.b` updates a bucket, clears its gradients and gathers updated shards, unless parameters stay sharded."""
     name = bucket.name
     update = [
         Instruction("optimizer_step", (), (f"g.{name}", "nsq"), (f"p.{name}", f"o.{name}")),
         Instruction("zero_grad", updates=(f"g.{name}",)),
     ]
-    if not bucket.sharded:
+    if not bucket.sharded or "p" in bucket.sharded:
         return (Block(f"step.{name}", (), tuple(update)),)
-    update.append(Instruction("unshard", (f"u.p.{name}?",), (), (f"p.{name}",), "", bucket.replicas, "data.gather"))
-    return Block(f"step.{name}", (), tuple(update)), Block(f"gathered.{name}", (), (_wait(f"p.{name}"),))
+    token = f"u.p.{name}?"
+    update.append(Instruction("unshard", (token,), (), (f"p.{name}",), "", bucket.shards, GATHER))
+    return Block(f"step.{name}", (), tuple(update)), Block(f"gathered.{name}", (), (_wait(token),))
 
 
-def epilogue(buckets: tuple[Bucket, ...], world_size: int) -> tuple[tuple[Block, ...], tuple[BlockCall, ...]]:
+def epilogue(buckets: tuple[Bucket, ...], mesh: Mesh) -> tuple[tuple[Block, ...], tuple[BlockCall, ...]]:
     """All blocks after the last backward and the calls in order: sums, norm, updates, gathers."""
-    reduces = {b.name: reduce_blocks(b) for b in buckets}
+    reduces = {b.name: reduce_blocks(b, mesh, reduces_early(b)) for b in buckets}
     steps = {b.name: step_blocks(b) for b in buckets}
     done = Block("stepped", (), (Instruction("free", reads=("nsq",)),))
-    ordered = [b.name for b in reversed(buckets)]  # the order in which backward completes them
-    names = [f"{kind}.{b}" for kind in ("reduce", "reduced") for b in ordered]
+    ordered = [reduces[b.name] for b in reversed(buckets)]  # the order in which backward completes them
+    names = [blocks[n].name for n in range(max(map(len, ordered))) for blocks in ordered if n < len(blocks)]
     names += ["norm", *(f"step.{b.name}" for b in buckets), "stepped", *(f"gathered.{b.name}" for b in buckets)]
     blocks = (
         *(x for b in buckets for x in reduces[b.name]),
-        norm(buckets, world_size),
+        norm(buckets, mesh.world_size),
         *(x for b in buckets for x in steps[b.name]),
         done,
     )
-    table = {block.name for block in blocks}
-    return blocks, tuple(BlockCall(name) for name in names if name in table)
+    table = {block.name: block for block in blocks if block.instructions}
+    return tuple(table.values()), tuple(BlockCall(name) for name in names if name in table)

@@ -7,7 +7,8 @@ Names of buffers are declared in the plan's header (`p.l0` parameters, `g.l0` gr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from titan.compiler.plan.opcodes import OPCODES, Opcode
 from titan.compiler.plan.operators import Attribute
@@ -36,6 +37,29 @@ class Instruction:
                 return value
         return default
 
+    @property
+    def when(self) -> tuple[str, ...]:
+        """Tiers of the frame in which the instruction runs; empty: always."""
+        if not self.attributes or self.attributes[-1][0] != "when":
+            return ()
+        return tuple(str(self.attributes[-1][1]).split("+"))
+
+    @property
+    def frame(self) -> str:
+        """The register with the tier on which `when` depends."""
+        return str(self.attributes[-2][1]) if self.when else ""
+
+    def only(self, frame: str, tiers: Iterable[str]) -> Instruction:
+        """The same instruction, run only when the register `frame` holds one of the tiers."""
+        return replace(self, attributes=(*self.attributes, ("frame", frame), ("when", "+".join(tiers))))
+
+    def always(self) -> Instruction:
+        """The same instruction without its condition."""
+        return replace(self, attributes=self.attributes[:-2]) if self.when else self
+
+
+WHOLE = ("w.", "dw.")  # prefixes of registers that hold a whole bucket: gathered parameters, gradients
+
 
 def base_name(register: str) -> str:
     """Register name without micro-batch and pending mark: `x.l5:i?` -> `x.l5`."""
@@ -43,8 +67,13 @@ def base_name(register: str) -> str:
 
 
 def type_name(register: str) -> str:
-    """Key of the plan's types, the base name without layer and rebuilt mark: `d.x.l5:i?` -> `d.x`, `r.x.l5` -> `x`."""
+    """Key of the plan's types, the base name without layer and rebuilt mark: `d.x.l5:i?` -> `d.x`, `r.x.l5` -> `x`.
+
+    Whole buckets (`w.l5:i` parameters, `dw.l5:i` gradients) keep their layer: each is as long as its bucket.
+    """
     name = base_name(register).removeprefix("r.")
+    if name.startswith(WHOLE):
+        return name
     head, mark, layer = name.rpartition(".l")
     return head if mark and layer.isdigit() else name
 

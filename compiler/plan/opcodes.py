@@ -28,7 +28,7 @@ _ROWS = (
     ),
     Opcode(
         "recompute", "compute",
-        "outputs, frame <- inputs, parameters: run the segment again to rebuild what backward needs", unit=True,
+        "dropped values <- stored ones, parameters: run what the tier says of the segment again", unit=True,
     ),
     Opcode(
         "backward", "compute",
@@ -56,10 +56,21 @@ _ROWS = (
         "turns a pending register into a value; of a send or an in-place collective: ends the borrowing",
     ),
     Opcode("free", "memory", "ends the life of registers"),
-    Opcode("unshard", "parameter", "all-gathers a parameter bucket in place from its shards", asynchronous=True),
+    Opcode(
+        "watermark", "memory",
+        "chooses the recompute tier of a layer's frame by the memory that is free; begin: the one to begin with",
+    ),
+    Opcode(
+        "unshard", "parameter",
+        "all-gathers a parameter bucket: in place, or from the shard in its buffer into a register",
+        asynchronous=True,
+    ),
+    Opcode("open_grad", "parameter", "a whole gradient bucket of zeros, for what one micro-batch adds"),
     Opcode(
         "reduce_grad", "parameter",
-        "sums a gradient bucket in place: mode=all_reduce, or reduce_scatter into the own shard", asynchronous=True,
+        "sums a gradient bucket: in place (mode=all_reduce, reduce_scatter into the own shard, or all_reduce_shard "
+        "of the own shard), or scatters the sum of whole gradients and adds it to the shard in the buffer",
+        asynchronous=True,
     ),
     Opcode("report", "data", "hands a scalar register to the log under `name`"),
     Opcode("grad_norm", "parameter", "sum of squares of the gradients that this rank counts"),

@@ -67,6 +67,7 @@ class Operator:
     accumulates   (operand, result): the operand is an earlier, partial state of the result. It carries no gradient of
                   its own: backward works from the final state and its gradient, whatever the part
     wide          names whose gradients are float32 (float64 in a float64 run) whatever their dtype: sums of many parts
+    plan_only     planned, proved and priced, but not run yet: the runtime has no file for it
     typing        attributes, operand types -> (dtype, local shape) of every result
     flops         attributes, operand types -> Flops
     """
@@ -89,6 +90,7 @@ class Operator:
     alone: bool = False
     accumulates: tuple[tuple[str, str], ...] = ()
     wide: tuple[str, ...] = ()
+    plan_only: bool = False
 
     @property
     def main_results(self) -> tuple[str, ...]:
@@ -165,6 +167,20 @@ def _block_flops(attributes: Mapping[str, Attribute], ins: tuple[TensorType, ...
     return Flops(2 * product, 5 * product)
 
 
+def _scores_type(attributes: Mapping[str, Attribute], ins: tuple[TensorType, ...]) -> tuple[tuple[str, Shape], ...]:
+    """Scores are formed as tensors: probabilities before and after dropout in the dtype of the queries, and its mask."""
+    batch, sequence, width = ins[0].shape
+    heads, size = width // int(attributes["head_dim"]), DTYPE_BYTES[ins[0].dtype]
+    return ((ins[0].dtype, ins[0].shape), ("u8", (2 * size + 1, batch, heads, sequence, ins[1].shape[1])))
+
+
+def _scores_flops(attributes: Mapping[str, Attribute], ins: tuple[TensorType, ...]) -> Flops:
+    """Two matrix products forward, four backward, over all scores: nothing is left out under the mask."""
+    batch, sequence, width = ins[0].shape
+    product = 2.0 * batch * sequence * ins[1].shape[1] * width
+    return Flops(2 * product, 4 * product)
+
+
 def _vocab_max_type(attributes: Mapping[str, Attribute], ins: tuple[TensorType, ...]) -> tuple[tuple[str, Shape], ...]:
     return ((statistics_dtype(ins[0].dtype), ins[0].shape[:-1]),)
 
@@ -219,6 +235,10 @@ _ROWS = (
         _block_type, _block_flops,
         data=("partial", "partial_lse"), auxiliary=("lse",), saves=("q", "k", "v", "out", "lse"), alone=True,
         accumulates=(("partial", "out"), ("partial_lse", "lse")), wide=("q", "k", "v"),
+    ),
+    Operator(
+        "attention_scores", ("q", "k", "v"), ("out", "scores"), "bsn,btm,btm->bsn", _scores_type, _scores_flops,
+        auxiliary=("scores",), whole="t", saves=("q", "k", "v", "out", "scores"), plan_only=True,
     ),
     Operator("swiglu", ("gate", "up"), ("out",), "bsf,bsf->bsf", _same, _elementwise(5, 10), saves=("gate", "up")),
     Operator("gelu", ("x",), ("out",), "bsf->bsf", _same, _elementwise(8, 12), saves=("x",)),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from titan.compiler.plan.instruction import Instruction, unroll
+from titan.compiler.plan.instruction import Instruction, base_name, unroll
 from titan.compiler.plan.mesh import Group, Mesh
 from titan.compiler.plan.operators import DTYPE_BYTES, TensorType
 from titan.compiler.plan.segment import Segment
@@ -33,11 +33,12 @@ class Parameter:
 class Bucket:
     """A flat padded buffer of parameters that are reduced and updated together.
 
-    elements    local length, padded to a multiple of the shard group's size
+    elements    whole length, padded to a multiple of the shard group's size
     dtype       of the parameters; gradients and optimizer state are float32 (float64 in a float64 run)
-    sums        groups over which gradients are summed before the shard group, in order
-    replicas    group over which gradients are summed last and, with ZeRO, sharded (data*context)
-    sharded     ZeRO stage 1: optimizer state sharded over `replicas`
+    sums        groups over which gradients are partial beside `replicas` (tensor factors)
+    replicas    group whose ranks see different data (data*context)
+    shards      group over which buffers are sharded: `replicas`, or its inner factors (HSDP); empty: nothing is
+    sharded     kinds of buffers of which a rank holds only its shard: `o` (ZeRO-1), `g` (2), `p` (3)
     uncounted   group whose ranks hold equal gradients after the sums: only coordinate 0 counts in the norm
     homes       pipeline coordinates that hold a copy (tied weights: two; the first counts in the norm)
     """
@@ -47,9 +48,15 @@ class Bucket:
     dtype: str
     sums: tuple[str, ...]
     replicas: str
-    sharded: bool
+    shards: str
+    sharded: tuple[str, ...]
     uncounted: str
     homes: tuple[int, ...]
+
+
+    def local(self, kind: str, degree: int) -> int:
+        """Elements of the buffer `kind` (p, g or o) on one rank, one copy; `degree` is the size of `shards`."""
+        return self.elements // degree if kind in self.sharded else self.elements
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +125,13 @@ def _concrete(instruction: Instruction, arguments: dict[str, int]) -> Instructio
     attributes = instruction.attributes
     if instruction.opcode == "load_batch":
         attributes = tuple((k, arguments.get(str(v), v) if k == "micro_batch" else v) for k, v in attributes)
+    elif instruction.when:
+        attributes = tuple((k, unroll(str(v), arguments) if k == "frame" else v) for k, v in attributes)
     return Instruction(
         instruction.opcode,
         tuple(unroll(n, arguments) for n in instruction.writes),
         tuple(unroll(n, arguments) for n in instruction.reads),
-        instruction.updates,
+        tuple(unroll(n, arguments) for n in instruction.updates),
         instruction.unit,
         instruction.group,
         instruction.stream,
@@ -188,6 +197,21 @@ class Plan:
             return self.mesh.size(group)
         size = self.mesh.size(declared.axes)
         return size // self.mesh.size("pipeline") * len(declared.pipeline) if declared.pipeline else size
+
+    def bucket_of(self, name: str) -> Bucket:
+        """The bucket of a buffer (`p.l0`), of gathered parameters (`w.l0:i`) or of a whole gradient (`dw.l0.c2:i`).
+
+        Raises KeyError when the name belongs to none.
+        """
+        table = self.bucket_table
+        rest = base_name(name).removeprefix("r.").partition(".")[2]
+        while rest not in table and "." in rest:
+            rest = rest.rpartition(".")[0]
+        return table[rest]
+
+    def shard_degree(self, bucket: Bucket) -> int:
+        """Number of ranks that share the sharded buffers of a bucket."""
+        return self.group_size(bucket.shards) if bucket.sharded else 1
 
     def bucket_parameters(self, bucket: str) -> tuple[Parameter, ...]:
         return tuple(p for p in self.parameters if p.bucket == bucket)

@@ -26,9 +26,30 @@ class Call:
         return OPERATORS[self.operator]
 
 
+TIERS = ("none", "selective", "full")  # of recompute, from storing everything to storing least
+PIECES = (("f", "full"), ("fs", "selective"), ("fn", "none"))  # pieces of a frame, and the last tier that stores them
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuild:
+    """What a recompute of a segment does in a tier: from `reads` (inputs, and outputs that are stored) and the stored
+    pieces of the frame it makes the missing pieces, and the outputs `writes` where they are not stored."""
+
+    tier: str
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+
+
 @dataclass(frozen=True)
 class Segment:
-    """A template. `values` types every value of the body: inputs, parameters, intermediates, outputs."""
+    """A template. `values` types every value of the body: inputs, parameters, intermediates, outputs.
+
+    `finals` are (partial, final): an output that later segments go on with, and the value of a later segment that it
+    becomes; backward reads the final value and its gradient in place of the partial one's.
+
+    `drops` are (tier, values of the frame that are stored in the tiers before it only); so a frame has pieces that live
+    as long as the tier says, and `rebuilds` say how the missing ones are made again.
+    """
 
     name: str
     inputs: tuple[str, ...]
@@ -36,6 +57,26 @@ class Segment:
     outputs: tuple[str, ...]
     body: tuple[Call, ...]
     values: tuple[tuple[str, TensorType], ...]
+    finals: tuple[tuple[str, str], ...] = ()
+    drops: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    rebuilds: tuple[Rebuild, ...] = ()
+
+    def final(self, value: str) -> str:
+        """What a value becomes before backward reads it: itself, unless it is a partial result."""
+        for partial, final in self.finals:
+            if partial == value:
+                return final
+        return value
+
+    @cached_property
+    def wide(self) -> frozenset[str]:
+        """Values whose gradients are float32 or float64 whatever their own dtype."""
+        return frozenset(
+            value
+            for call in self.body
+            for name, value in zip(call.row.operands + call.row.results, call.operands + call.results, strict=True)
+            if name in call.row.wide
+        )
 
     @cached_property
     def types(self) -> dict[str, TensorType]:
@@ -71,13 +112,47 @@ class Segment:
             named = dict(zip(row.operands + row.results, call.operands + call.results, strict=True))
             for name in row.saves + row.saves_weight:
                 if named[name] not in self.parameters:
-                    needed[named[name]] = None
+                    needed[self.final(named[name])] = None
         return tuple(needed)
 
     @cached_property
+    def pieces(self) -> dict[str, tuple[str, ...]]:
+        """Kept values that live inside the segment only, by the prefix of the register that holds them."""
+        elsewhere = {*self.inputs, *self.outputs, *(final for _, final in self.finals)}
+        dropped = {value: tier for tier, values in self.drops for value in values}
+        found: dict[str, list[str]] = {prefix: [] for prefix, _ in PIECES}
+        for value in self.kept:
+            if value not in elsewhere:
+                found[{"selective": "fn", "full": "fs"}.get(dropped.get(value, ""), "f")].append(value)
+        return {prefix: tuple(values) for prefix, values in found.items() if values}
+
+    @cached_property
     def frame(self) -> tuple[str, ...]:
-        """Kept values that live inside the segment only: the saved frame of one micro-batch."""
-        return tuple(v for v in self.kept if v not in self.inputs and v not in self.outputs)
+        """The saved frame of one micro-batch: all its pieces."""
+        return tuple(value for values in self.pieces.values() for value in values)
+
+    def stored(self, tier: str) -> tuple[str, ...]:
+        """Prefixes of the pieces that a tier stores."""
+        last = dict(PIECES)
+        return tuple(p for p in self.pieces if TIERS.index(last[p]) >= TIERS.index(tier))
+
+    def rebuild(self, tier: str) -> Rebuild | None:
+        return next((found for found in self.rebuilds if found.tier == tier), None)
+
+    def rebuild_body(self, tier: str) -> tuple[Call, ...]:
+        """The calls that a rebuild runs: those that the missing values depend on."""
+        found = self.rebuild(tier)
+        if found is None:
+            return ()
+        stored = self.stored(tier)
+        given = {*found.reads, *self.parameters, *(v for p in stored for v in self.pieces[p])}
+        needed = {*found.writes, *(v for p in self.pieces if p not in stored for v in self.pieces[p])}
+        body: list[Call] = []
+        for call in reversed(self.body):
+            if needed.intersection(call.results):
+                body.append(call)
+                needed.update(o for o in call.operands if o not in given)
+        return tuple(reversed(body))
 
     @cached_property
     def kept_inputs(self) -> tuple[str, ...]:
@@ -85,7 +160,7 @@ class Segment:
 
     @cached_property
     def kept_outputs(self) -> tuple[str, ...]:
-        return tuple(v for v in self.outputs if v in self.kept)
+        return tuple(self.final(v) for v in self.outputs if self.final(v) in self.kept)
 
     @cached_property
     def weight_frame(self) -> tuple[str, ...]:
@@ -110,6 +185,15 @@ class Segment:
             for name, operand in zip(call.row.operands, call.operands, strict=True)
             if name in call.row.parameters
         )
+
+    @cached_property
+    def backward_parameters(self) -> tuple[str, ...]:
+        """Parameters whose values the backward to inputs reads (an embedding's table and biases are not)."""
+        read: set[str] = set()
+        for call in self.body:
+            named = dict(zip(call.row.operands, call.operands, strict=True))
+            read.update(named[name] for name in call.row.saves if name in named)
+        return tuple(p for p in self.parameters if p in read)
 
     def bytes_of(self, names: tuple[str, ...]) -> int:
         return sum(self.types[n.removeprefix("d.")].bytes for n in names)

@@ -10,12 +10,14 @@ pair of numbers per call, however long the blocks are.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from titan.compiler.plan.instruction import Instruction, type_name
 from titan.compiler.plan.operators import DTYPE_BYTES, Flops
 from titan.compiler.plan.program import Block, Plan, Role
 from titan.compiler.plan.segment import parse_unit
-from titan.compiler.plan.workspace import segment_flops, segment_workspace
+from titan.compiler.plan.tiers import layer_of, start_tiers
+from titan.compiler.plan.workspace import rebuild_flops, segment_flops, segment_workspace
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +44,19 @@ class Sizes:
         self._types: dict[str, int] = {}
         self._registers: dict[str, int] = {}
         self._flops: dict[str, Flops] = {}
-        self._workspace: dict[tuple[str, str, bool], int] = {}
+        self._workspace: dict[tuple[str, str, tuple[str, ...], str], int] = {}
+
+    @cached_property
+    def start(self) -> dict[int, str]:
+        """Recompute tiers with which a plan begins that leaves them to the run."""
+        return start_tiers(self.plan)
+
+    def runs(self, instruction: Instruction) -> bool:
+        """Whether an instruction runs with the tiers that the plan begins with."""
+        return not instruction.when or self.start[layer_of(instruction.frame)] in instruction.when
 
     def register(self, name: str) -> int:
-        """Bytes of a register; tokens of transfers (`t.`) and in-place collectives (`u.`) have none.
+        """Bytes of a register; tokens of transfers (`t.`), in-place collectives (`u.`) and tiers (`tier.`) have none.
 
         Raises KeyError when neither the plan's tensors nor its segments know the name.
         """
@@ -62,11 +73,13 @@ class Sizes:
 
     def _measure(self, key: str) -> int:
         prefix, _, rest = key.partition(".")
-        if prefix in ("t", "u"):
+        if prefix in ("t", "u", "tier"):
             return 0
-        if prefix == "f":
+        if prefix in ("w", "dw"):
+            return self.whole_bucket(key)
+        if prefix in ("f", "fs", "fn"):
             segment = self.plan.segment_table[rest]
-            return segment.bytes_of(segment.frame)
+            return segment.bytes_of(segment.pieces[prefix])
         if prefix == "wf":
             segment = self.plan.segment_table[rest]
             return segment.bytes_of(segment.weight_frame)
@@ -81,10 +94,12 @@ class Sizes:
         """Floating-point operations of one instruction on one rank (matrix products and element-wise work)."""
         if not instruction.unit:
             return 0.0
-        work = self.segment_flops(parse_unit(instruction.unit)[0])
+        name = parse_unit(instruction.unit)[0]
+        if instruction.opcode == "recompute":
+            return rebuild_flops(self.plan.segment_table[name], str(instruction.attribute("tier")))
+        work = self.segment_flops(name)
         return {
             "forward": work.forward,
-            "recompute": work.forward,
             "backward": work.backward_input + work.backward_weight,
             "backward_input": work.backward_input,
             "backward_weight": work.backward_weight,
@@ -95,17 +110,23 @@ class Sizes:
         if not instruction.unit:
             return 0
         name = parse_unit(instruction.unit)[0]
-        key = (name, instruction.opcode, any(w.startswith(("f.", "r.f.")) for w in instruction.writes))
+        pieces = tuple(w.partition(".")[0] for w in instruction.writes if w.startswith(("f.", "fs.", "fn.")))
+        key = (name, instruction.opcode, pieces, str(instruction.attribute("tier")))
         if key not in self._workspace:
             self._workspace[key] = segment_workspace(self.plan.segment_table[name], *key[1:])
         return self._workspace[key]
 
-    def bucket_bytes(self, name: str) -> int:
-        """Bytes of a whole bucket buffer: `p.l0` in the parameters' dtype, `g.l0` in the gradients'."""
-        kind, _, bucket_name = name.partition(".")
-        bucket = self.plan.bucket_table[bucket_name]
-        dtype = bucket.dtype if kind == "p" else gradient_dtype(bucket.dtype)
+    def whole_bucket(self, name: str) -> int:
+        """Bytes of a whole bucket: parameters `p.l0`, `w.l0:i` in their dtype, gradients `g.l0`, `dw.l0:i` in theirs."""
+        bucket = self.plan.bucket_of(name)
+        dtype = bucket.dtype if name.removeprefix("r.")[0] in "pw" else gradient_dtype(bucket.dtype)
         return bucket.elements * DTYPE_BYTES[dtype]
+
+    def held_bucket(self, name: str) -> int:
+        """Bytes of a bucket's buffer `p.l0` or `g.l0` on one rank: the shard where that is sharded."""
+        bucket, kind = self.plan.bucket_of(name), name[0]
+        degree = self.plan.shard_degree(bucket) if kind in bucket.sharded else 1
+        return self.whole_bucket(name) // degree
 
     def traffic(self, instruction: Instruction) -> Traffic:
         """Bytes moved by a collective or transfer: ring volumes, `(n-1)/n` of the whole per pass over the n members."""
@@ -129,9 +150,13 @@ class Sizes:
         return Traffic(whole, passes * whole * (members - 1) // members)
 
     def _in_place(self, instruction: Instruction) -> Traffic:
+        """Parameters gathered, or gradients summed: in place, from a shard into a register, or from one into a shard."""
         members = self.plan.group_size(instruction.group)
-        whole = self.bucket_bytes(instruction.updates[0])
         mode = instruction.attribute("mode") if instruction.opcode == "reduce_grad" else ""
+        if mode == "all_reduce":
+            whole = self.held_bucket(instruction.updates[0])
+        else:
+            whole = self.whole_bucket((*instruction.reads, *instruction.updates)[0])
         if mode == "all_reduce_shard":
             whole //= self.plan.group_size(str(instruction.attribute("shard")))
         passes = 1 if mode in ("", "reduce_scatter") else 2
@@ -188,7 +213,7 @@ def block_profile(block: Block, sizes: Sizes) -> Profile:
     register = sizes.register
     for n, instruction in enumerate(block.instructions):
         opcode = instruction.opcode
-        if opcode == "wait":
+        if opcode == "wait" or not sizes.runs(instruction):
             continue
         if opcode == "free":
             for name in instruction.reads:

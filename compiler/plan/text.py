@@ -106,7 +106,7 @@ def _one_line(text: str) -> str:
 def _bucket_line(bucket: Bucket) -> str:
     sums = f" sums={','.join(bucket.sums)}" if bucket.sums else ""
     replicas = f" replicas={bucket.replicas}" if bucket.replicas else ""
-    sharded = " sharded" if bucket.sharded else ""
+    sharded = f" shards={bucket.shards} sharded={','.join(bucket.sharded)}" if bucket.sharded else ""
     uncounted = f" uncounted={bucket.uncounted}" if bucket.uncounted else ""
     flat = f"{bucket.dtype}[{bucket.elements}]{sums}{replicas}"
     return f"bucket {bucket.name} {flat}{sharded}{uncounted} homes={numbers(bucket.homes)}"
@@ -125,6 +125,10 @@ def _segment_lines(segment: Segment) -> list[str]:
     lines.append(" ".join(("  inputs", *segment.inputs)))
     lines.append(" ".join(("  parameters", *segment.parameters)))
     lines.append(" ".join(("  outputs", *segment.outputs)))
+    if segment.finals:
+        lines.append(" ".join(("  finals", *(name for pair in segment.finals for name in pair))))
+    lines += [" ".join((f"  drop {tier}", *values)) for tier, values in segment.drops]
+    lines += [" ".join((f"  rebuild {r.tier}", *r.writes, "<-", *r.reads)) for r in segment.rebuilds]
     lines += [f"  value {name} {type_text(tensor)}" for name, tensor in segment.values]
     for call in segment.body:
         attributes = "".join(f" {key}={attribute_text(value)}" for key, value in call.attributes)

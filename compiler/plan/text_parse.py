@@ -11,7 +11,7 @@ from titan.compiler.plan.mesh import AXES, Group, Mesh
 from titan.compiler.plan.operators import OPERATORS, TensorType
 from titan.compiler.plan.order_text import read_calls
 from titan.compiler.plan.program import Block, BlockCall, Bucket, Buffer, Parameter, Plan, Role
-from titan.compiler.plan.segment import Call, Segment
+from titan.compiler.plan.segment import TIERS, Call, Rebuild, Segment
 from titan.compiler.plan.text_words import (
     SyntaxProblem,
     attribute,
@@ -48,6 +48,8 @@ class _Reader:
         self.roles: list[Role] = []
         self.segment: dict[str, tuple[str, ...]] = {}
         self.body: list[Call] = []
+        self.drops: list[tuple[str, tuple[str, ...]]] = []
+        self.rebuilds: list[Rebuild] = []
         self.values: list[tuple[str, TensorType]] = []
         self.head: tuple[int, tuple[tuple[int, ...], ...]] | None = None
         self.buffers: list[Buffer] = []
@@ -79,11 +81,14 @@ class _Reader:
                     found.get("outputs", ()),
                     tuple(self.body),
                     tuple(self.values),
+                    tuple(zip(found.get("finals", ())[::2], found.get("finals", ())[1::2], strict=True)),
+                    tuple(self.drops),
+                    tuple(self.rebuilds),
                 )
             )
         if self.head:
             self.roles.append(Role(*self.head, tuple(self.buffers), tuple(self.blocks), tuple(self.orders)))
-        self.segment, self.body, self.values = {}, [], []
+        self.segment, self.body, self.values, self.drops, self.rebuilds = {}, [], [], [], []
         self.head, self.buffers, self.blocks, self.orders = None, [], [], []
 
     def plan(self, version: int) -> Plan:
@@ -141,7 +146,8 @@ def _bucket(reader: _Reader, words: list[str]) -> None:
             flat.dtype,
             sums,
             named.get("replicas", ""),
-            "sharded" in named,
+            named.get("shards", ""),
+            tuple(named["sharded"].split(",")) if "sharded" in named else (),
             named.get("uncounted", ""),
             wholes(named["homes"]),
         )
@@ -173,6 +179,17 @@ def _segment_part(reader: _Reader, words: list[str]) -> None:
     if not reader.segment:
         raise SyntaxProblem(f"`{words[0]}` outside a segment")
     reader.segment[words[0]] = tuple(words[1:])
+
+
+def _drop(reader: _Reader, words: list[str]) -> None:
+    if words[1] not in TIERS[1:]:
+        raise SyntaxProblem(f"there is no tier `{words[1][:60]}` that drops values; tiers are {', '.join(TIERS)}")
+    reader.drops.append((words[1], tuple(words[2:])))
+
+
+def _rebuild(reader: _Reader, words: list[str]) -> None:
+    mark = words.index("<-")
+    reader.rebuilds.append(Rebuild(words[1], tuple(words[mark + 1 :]), tuple(words[2:mark])))
 
 
 def _value(reader: _Reader, words: list[str]) -> None:
@@ -233,6 +250,9 @@ _SECTIONS: dict[str, Callable[[_Reader, list[str]], None]] = {
     "inputs": _segment_part,
     "parameters": _segment_part,
     "outputs": _segment_part,
+    "finals": _segment_part,
+    "drop": _drop,
+    "rebuild": _rebuild,
     "value": _value,
     "role": _role,
     "buffer": _buffer,

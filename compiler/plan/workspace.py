@@ -29,12 +29,20 @@ def segment_flops(segment: Segment) -> Flops:
     return Flops(forward, inputs, weights)
 
 
-def _forward_workspace(segment: Segment, retained: set[str]) -> int:
+def rebuild_flops(segment: Segment, tier: str) -> float:
+    """Work of the calls that are run again in a tier."""
+    return sum(
+        call.row.flops(dict(call.attributes), tuple(segment.types[o] for o in call.operands)).forward
+        for call in segment.rebuild_body(tier)
+    )
+
+
+def _forward_workspace(segment: Segment, body: tuple[Call, ...], retained: set[str]) -> int:
     """Largest sum of body values that are alive at once and not retained by the plan."""
-    last = {o: n for n, call in enumerate(segment.body) for o in call.operands}
+    last = {o: n for n, call in enumerate(body) for o in call.operands}
     live, peak = 0, 0
     inside: dict[str, int] = {}
-    for n, call in enumerate(segment.body):
+    for n, call in enumerate(body):
         for value in call.results:
             if value not in retained:
                 inside[value] = segment.types[value].bytes
@@ -72,11 +80,16 @@ def _backward_workspace(segment: Segment, retained: set[str], weights: bool) -> 
     return peak
 
 
-def segment_workspace(segment: Segment, opcode: str, frame: bool) -> int:
-    """Bytes that one instruction needs beside its registers; `frame`: the forward keeps its frame."""
-    if opcode in ("forward", "recompute"):
-        kept = segment.frame if frame else ()
-        return _forward_workspace(segment, {*segment.outputs, *kept})
+def segment_workspace(segment: Segment, opcode: str, pieces: tuple[str, ...] = (), tier: str = "") -> int:
+    """Bytes that one instruction needs beside its registers; `pieces`: those of the frame that a forward keeps."""
+    if opcode == "forward":
+        kept = (value for piece in pieces for value in segment.pieces[piece])
+        return _forward_workspace(segment, segment.body, {*segment.outputs, *kept})
+    if opcode == "recompute":
+        found, stored = segment.rebuild(tier), segment.stored(tier)
+        made = (value for piece, values in segment.pieces.items() if piece not in stored for value in values)
+        body = segment.rebuild_body(tier)
+        return _forward_workspace(segment, body, {*(found.writes if found else ()), *made})
     if opcode == "backward_weight":
         return max((_weight_scratch(segment, call) for call in segment.body), default=0)
     retained = set(segment.weight_frame) if opcode == "backward_input" else set()

@@ -106,7 +106,9 @@ class _Walk:
             self.fail("T710", index, f"`{name}` is read after it was freed")
 
     def change(self, index: int, name: str) -> None:
-        """A buffer is updated."""
+        """A buffer is updated, or a register that holds a whole gradient."""
+        if name not in self.buffers and (self.state.get(name) or self.require(index, name, VALUE)) is not VALUE:
+            self.fail("T710", index, f"`{name}` is added to but holds no value here")
         self.accesses.append((index, name, True))
         if name in self.exclusive or name in self.shared:
             self.fail("T716", index, f"`{name}` is updated while an instruction that uses it is not waited for")

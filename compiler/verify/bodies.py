@@ -11,7 +11,7 @@ from math import prod
 from titan.compiler.plan.layout import sharded_by, state
 from titan.compiler.plan.mesh import Mesh
 from titan.compiler.plan.operators import LayoutError, TensorType, result_state
-from titan.compiler.plan.segment import Call, Segment
+from titan.compiler.plan.segment import TIERS, Call, Segment
 from titan.compiler.verify.findings import Finding
 
 # operator -> operand and dim whose first global index the attribute `start` is
@@ -142,7 +142,33 @@ def check_body(segment: Segment, mesh: Mesh) -> list[Finding]:
     missing = [v for v in segment.outputs if v not in defined]
     if missing:
         found.append(Finding("T760", f"segment {segment.name}: output `{missing[0]}` is never made"))
-    return found
+    wrong = "" if found else _drops(segment) or next(filter(None, (_rebuild(segment, t) for t in TIERS[1:])), "")
+    return [*found, Finding("T765", f"segment {segment.name}: {wrong}")] if wrong else found
+
+
+def _drops(segment: Segment) -> str:
+    """Only values of the frame are dropped, each by one tier."""
+    dropped = [v for _, values in segment.drops for v in values]
+    wrong = [v for v in dropped if v not in segment.frame or dropped.count(v) > 1]
+    twice = len({r.tier for r in segment.rebuilds}) < len(segment.rebuilds)
+    twice = twice or any(tier not in TIERS for tier, _ in segment.drops)
+    return f"`{wrong[0]}` is no value of the frame, or dropped twice" if wrong else "a tier twice" if twice else ""
+
+
+def _rebuild(segment: Segment, tier: str) -> str:
+    """What a tier does not store can be made again from what is there."""
+    again, stored = segment.rebuild(tier), segment.stored(tier)
+    missing = [v for piece, values in segment.pieces.items() if piece not in stored for v in values]
+    if again is None:
+        return f"tier {tier} drops `{missing[0]}` and never rebuilds it" if missing else ""
+    wrong = [v for v in again.reads if v not in (*segment.inputs, *segment.outputs)]
+    wrong += [v for v in again.writes if v not in segment.outputs or v in again.reads]
+    defined = {*again.reads, *segment.parameters, *(v for piece in stored for v in segment.pieces[piece])}
+    for call in segment.rebuild_body(tier):
+        wrong += [v for v in call.operands if v not in defined]
+        defined.update(call.results)
+    wrong += [v for v in (*missing, *again.writes) if v not in defined]
+    return f"tier {tier} cannot rebuild from `{wrong[0]}`" if wrong else ""
 
 
 def _finals(segment: Segment) -> list[Finding]:

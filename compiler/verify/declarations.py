@@ -8,7 +8,7 @@ from __future__ import annotations
 from titan.compiler.plan.instruction import Instruction, type_name
 from titan.compiler.plan.opcodes import OPCODES
 from titan.compiler.plan.program import Plan, Role
-from titan.compiler.plan.segment import bind, parse_unit
+from titan.compiler.plan.segment import TIERS, bind, parse_unit
 from titan.compiler.verify.findings import Finding, at
 
 _GROUPED = ("collective", "transfer")
@@ -24,12 +24,16 @@ _REQUIRED = {
     "reduce_grad": ("mode",),
     "report": ("name",),
     "load_batch": ("what",),
+    "watermark": ("begin",),
+    "recompute": ("tier",),
 }
 _CHOICES = {
     "op": ("sum", "max"),
     "mode": ("all_reduce", "reduce_scatter", "all_reduce_shard"),
     "what": ("tokens", "labels", "count"),
     "name": ("loss", "grad_norm"),
+    "begin": TIERS,
+    "tier": TIERS[1:],
 }
 # opcode -> (writes, reads, updates) as (least, most); None: any number
 _OPERANDS: dict[str, tuple[tuple[int, int], tuple[int, int], tuple[int, int]]] = {
@@ -45,8 +49,10 @@ _OPERANDS: dict[str, tuple[tuple[int, int], tuple[int, int], tuple[int, int]]] =
     "recv": ((1, 1), (0, 0), (0, 0)),
     "wait": ((0, 1), (1, 1), (0, 0)),
     "free": ((0, 0), (1, 1 << 30), (0, 0)),
-    "unshard": ((1, 1), (0, 0), (1, 1)),
-    "reduce_grad": ((1, 1), (0, 0), (1, 1)),
+    "watermark": ((1, 1), (0, 0), (0, 0)),
+    "unshard": ((1, 1), (0, 1), (0, 1)),
+    "open_grad": ((1, 1), (0, 0), (0, 0)),
+    "reduce_grad": ((1, 1), (0, 1), (1, 1)),
     "report": ((0, 0), (1, 1), (0, 0)),
     "grad_norm": ((1, 1), (1, 1 << 30), (0, 0)),
     "optimizer_step": ((0, 0), (2, 2), (2, 2)),
@@ -67,9 +73,18 @@ class _Names:
         if name not in self.known:
             prefix, _, rest = type_name(name).partition(".")
             token = prefix in ("t", "u") and bool(rest)
-            frame = prefix in ("f", "wf") and rest in self.plan.segment_table
-            self.known[name] = token or frame or type_name(name) in self.plan.types
+            segment = self.plan.segment_table.get(rest)
+            frame = segment is not None and (prefix == "wf" or prefix in segment.pieces)
+            token = token or name.startswith("tier.l")
+            bucket = prefix in ("w", "dw") and self.bucket(name)
+            self.known[name] = token or frame or bucket or type_name(name) in self.plan.types
         return self.known[name]
+
+    def bucket(self, name: str) -> bool:
+        try:
+            return bool(self.plan.bucket_of(name))
+        except KeyError:
+            return False
 
     def group(self, name: str) -> bool:
         if name not in self.groups:
@@ -144,7 +159,8 @@ def _instruction(instruction: Instruction, names: _Names, buffers: set[str], sym
         elif symbol not in symbols:
             return f"`{name}` has micro-batch `{symbol}`, which is no parameter of the block"
     for name in instruction.updates:
-        if name not in buffers:
+        whole = name.startswith("dw.") and names.register(name) and name.partition(":")[2] in symbols
+        if name not in buffers and not whole:
             return f"`{name}` is no buffer of this role"
     return ""
 
@@ -179,10 +195,14 @@ def _buckets(plan: Plan, names: _Names) -> list[Finding]:
     found = []
     stages = plan.mesh.size("pipeline")
     for bucket in plan.buckets:
-        groups = [g for g in (*bucket.sums, bucket.replicas, bucket.uncounted) if g]
+        groups = [g for g in (*bucket.sums, bucket.replicas, bucket.shards, bucket.uncounted) if g]
         missing = [g for g in groups if not names.group(g)]
         if missing:
             found.append(Finding("T703", f"bucket {bucket.name}: there is no group `{missing[0]}`"))
+        if set(bucket.sharded) - {"o", "g", "p"} or bool(bucket.sharded) != ("o" in bucket.sharded):
+            found.append(Finding("T703", f"bucket {bucket.name}: sharded={','.join(bucket.sharded)}, o comes first"))
+        if bool(bucket.sharded) != bool(bucket.shards):
+            found.append(Finding("T703", f"bucket {bucket.name}: sharded over `{bucket.shards}`: {bucket.sharded}"))
         if not bucket.homes or any(not 0 <= home < stages for home in bucket.homes):
             found.append(
                 Finding("T703", f"bucket {bucket.name}: homes {bucket.homes} are not stages 0 to {stages - 1}")
@@ -208,10 +228,9 @@ def _buffers(plan: Plan, role: Role) -> list[Finding]:
         for prefix, kind, dtype in (("p", "parameters", bucket.dtype), ("g", "gradients", "")):
             buffer = given.get(f"{prefix}.{bucket.name}")
             dtype = dtype or ("f64" if bucket.dtype == "f64" else "f32")
-            if buffer is None or (buffer.kind, buffer.dtype, buffer.elements) != (kind, dtype, bucket.elements):
-                message = (
-                    f"bucket {bucket.name} is at home here but {prefix}.{bucket.name} is not {dtype}[{bucket.elements}]"
-                )
+            elements = bucket.local(prefix, plan.shard_degree(bucket))
+            if buffer is None or (buffer.kind, buffer.dtype, buffer.elements) != (kind, dtype, elements):
+                message = f"bucket {bucket.name} is at home here but {prefix}.{bucket.name} is not {dtype}[{elements}]"
                 found.append(Finding("T704", message, role.pipeline))
     return found
 

@@ -104,7 +104,7 @@ class Flow:
             name = bare(instruction.reads[0])
             self.sent[name] = int(instruction.attribute("peer"))
             self.consume(name, (f"send {instruction.attribute('peer')}", 0))
-        elif opcode in _COLLECTIVES and instruction.reads and self.is_forward(instruction.reads[0]):
+        elif opcode in _COLLECTIVES and instruction.reads and self.is_forward(instruction.writes[0]):
             source, result = bare(instruction.reads[0]), bare(instruction.writes[0])
             self.moves[result] = (source, instruction)
             self.consume(source, (f"to {result}", 0))
@@ -176,11 +176,15 @@ class Flow:
             self.fail(f"{instruction.unit} is recomputed but never ran forward", "T740")
             return
         segment = self.segment(instruction.unit)
-        count = len(segment.inputs)
-        if tuple(map(self.image, instruction.reads[:count])) != tuple(map(bare, first.reads[:count])):
+        registers = dict(zip(segment.inputs, map(bare, first.reads)))
+        registers |= dict(zip(segment.outputs, map(bare, first.writes)))
+        again = segment.rebuild(str(instruction.attribute("tier")))
+        if again is None:
+            return  # the proof of layouts says so
+        if [self.image(r) for _, r in zip(again.reads, instruction.reads)] != [registers[v] for v in again.reads]:
             self.fail(f"{instruction.unit} is recomputed from other values than it was computed from")
-        for written, original in zip(instruction.writes, first.writes[: len(segment.outputs)]):
-            self.images[bare(written)] = bare(original)
+        for formal, written in zip(again.writes, instruction.writes):
+            self.images[bare(written)] = registers[formal]
 
     def move_again(self, instruction: Instruction) -> None:
         """A collective on recomputed values repeats one of the forward."""
@@ -220,7 +224,7 @@ class Flow:
         elif opcode in _COLLECTIVES and instruction.reads:
             if instruction.reads[0].startswith("d."):
                 self.move_back(instruction)
-            elif instruction.reads[0].startswith("r."):
+            elif instruction.writes[0].startswith("r."):
                 self.move_again(instruction)
 
     def come_around(self) -> None:

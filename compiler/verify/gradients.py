@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 from titan.compiler.plan.program import Plan, Role
 from titan.compiler.plan.segment import bind, parse_unit
 from titan.compiler.verify.findings import MOST, Finding, at
-from titan.compiler.verify.flow import Flow, bare, evaluate_flow, forward_graph, train_flow
+from titan.compiler.verify.flow import Flow, evaluate_flow, forward_graph, train_flow
 from titan.compiler.verify.loss import BUFFER, loss
+from titan.compiler.verify.rings import bare
 from titan.compiler.verify.updates import Step, train_step
+from titan.compiler.verify.whole import whole
 
 
 def batches(role: Role, order: str) -> dict[int, tuple[tuple[str, str], ...]]:
@@ -46,7 +48,10 @@ def _follow(plan: Plan, role: Role, order: str) -> _Program:
         kind = tuple(sorted(pieces))
         if kind not in known:
             known[kind] = len(found.flows)
-            found.flows.append(check(plan, role, tuple((role.block_table[name], symbol) for name, symbol in pieces)))
+            listed = tuple((role.block_table[name], symbol) for name, symbol in pieces)
+            flow = check(plan, role, listed)
+            flow.findings += whole(plan, role, listed)
+            found.flows.append(flow)
         found.kinds[batch] = known[kind]
     return found
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 from titan.compiler.plan.instruction import Instruction, type_name
 from titan.compiler.plan.layout import CONVERSIONS, Layout, dual, sharded_by, state
 from titan.compiler.plan.mesh import Mesh
-from titan.compiler.plan.operators import TensorType
+from titan.compiler.plan.operators import TensorType, statistics_dtype
 from titan.compiler.plan.program import Bucket, Parameter, Plan
 from titan.compiler.plan.segment import bind, parse_unit
 from titan.compiler.verify.bodies import active, check_body, whole_shape
 from titan.compiler.verify.findings import MOST, Finding, at
-from titan.compiler.verify.units import expected
+from titan.compiler.verify.units import buffer_name, expected
 
+FRAMES = ("f", "fs", "fn", "wf")
 _COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast")
 
 
@@ -49,7 +50,9 @@ class _Checker:
         except ValueError as problem:
             return str(problem)
         registers = len(instruction.reads) - len(wanted.parameters)
-        if instruction.reads[max(registers, 0) :] != wanted.parameters or instruction.updates != wanted.gradients:
+        read = tuple(buffer_name(self.plan, n) for n in instruction.reads[max(registers, 0) :])
+        added = tuple(buffer_name(self.plan, n) for n in instruction.updates)
+        if read != wanted.parameters or added != wanted.gradients:
             held = ", ".join((*wanted.parameters, *(f"^{g}" for g in wanted.gradients)))
             return f"{instruction.opcode} of {instruction.unit} must end with the buckets {held}"
         reads = instruction.reads[:registers]
@@ -59,10 +62,9 @@ class _Checker:
                 f"{instruction.opcode} of {name} writes {len(wanted.writes)} and reads {len(wanted.reads)} registers, "
                 f"here are {counted[0]} and {counted[1]}"
             )
-        frames = ("f." + instruction.unit, "wf." + instruction.unit)
-        for register, formal in (*zip(instruction.writes, wanted.writes), *zip(reads, wanted.reads)):
-            if formal in ("f", "wf") and register.partition(":")[0] != frames[formal == "wf"]:
-                return f"`{register}` is not the frame of {instruction.unit}"
+        wrong = _frame(instruction, instruction.writes, wanted.writes) or _frame(instruction, reads, wanted.reads)
+        if wrong:
+            return wrong
         symbols = {r.partition(":")[2] for r in (*instruction.writes, *reads)} - {""}
         if len(symbols) > 1:
             return f"mixes the micro-batches {', '.join(sorted(symbols))}"
@@ -82,16 +84,19 @@ class _Checker:
 
     def operand(self, segment: str, formal: str, key: str, written: bool) -> str:
         """One register against its formal, by type."""
-        if formal in ("f", "wf"):
+        if formal in FRAMES:
             return ""
         gradient = formal.startswith("d.") and formal not in self.plan.segment_table[segment].types
         wanted = self.plan.segment_table[segment].types[formal.removeprefix("d.") if gradient else formal]
         layout = dual(wanted.layout) if gradient else wanted.layout
+        dtype = wanted.dtype
+        if gradient and formal.removeprefix("d.") in self.plan.segment_table[segment].wide:
+            dtype = statistics_dtype(dtype)
         found = self.plan.types.get(key)
         if found is None:
             return f"`{key}` has no type"
-        if (found.dtype, found.shape) != (wanted.dtype, wanted.shape):
-            demand = f"{wanted.dtype}{list(wanted.shape)}"
+        if (found.dtype, found.shape) != (dtype, wanted.shape):
+            demand = f"{dtype}{list(wanted.shape)}"
             return f"`{key}` is {found.dtype}{list(found.shape)}, {segment} wants {formal} as {demand}"
         fits = _same(found.layout, layout, self.factors) if written else readable(found.layout, layout, self.factors)
         return "" if fits else f"`{key}` lies {_shown(found.layout)}, {segment} wants {formal} {_shown(layout)}"
@@ -142,6 +147,21 @@ class _Checker:
         elif any(t != types[0] for t in types) or len({n.partition(":")[2] for n in names}) > 1:
             return "sums registers of different type or micro-batch"
         return ""
+
+
+def _frame(instruction: Instruction, registers: tuple[str, ...], formals: tuple[str, ...]) -> str:
+    """Pieces of frames go by the names of their unit; a recompute makes its own, which only backward reads."""
+    opcode = instruction.opcode
+    made = registers is instruction.writes
+    for register, formal in zip(registers, formals):
+        if formal in FRAMES:
+            plain, again = f"{formal}.{instruction.unit}", f"r.{formal}.{instruction.unit}"
+            allowed: tuple[str, ...] = (again,) if opcode == "recompute" and made else (plain,)
+            if opcode.startswith("backward") and not made and formal in ("fs", "fn"):
+                allowed = (plain, again)
+            if register.partition(":")[0] not in allowed:
+                return f"`{register}` is not the frame of {instruction.unit}"
+    return ""
 
 
 def _same(found: Layout, wanted: Layout, factors: tuple[str, ...]) -> bool:
@@ -257,7 +277,7 @@ def _parameter(plan: Plan, parameter: Parameter, layouts: set[Layout]) -> str:
 
 def _counted(bucket: Bucket, shards: set[str], mesh: Mesh) -> str:
     """`uncounted` is every factor whose ranks hold equal gradients in the end."""
-    own = set(mesh.resolve(bucket.replicas)) if bucket.sharded else set()
+    own = set(mesh.resolve(bucket.shards)) if bucket.sharded else set()
     equal = {f for f in active(mesh) if f not in shards and f not in own}
     given = {f for f in mesh.resolve(bucket.uncounted) if mesh.size(f) > 1}
     if equal != given:
@@ -279,7 +299,7 @@ def _stored(plan: Plan, checker: _Checker) -> list[Finding]:
         if wrong:
             found.append(Finding("T763", f"parameter {parameter.name} of bucket {parameter.bucket}: {wrong}"))
     for bucket in plan.buckets:
-        degree = plan.mesh.size(bucket.replicas) if bucket.replicas else 1
+        degree = plan.group_size(bucket.shards) if bucket.shards else 1
         if bucket.sharded and (degree == 1 or bucket.elements % degree):
             message = f"bucket {bucket.name}: {bucket.elements} elements cannot be sharded over {degree} ranks"
             found.append(Finding("T763", message))
@@ -296,8 +316,10 @@ def _gradients(plan: Plan, factors: tuple[str, ...]) -> list[Finding]:
         value = plan.types.get(name[2:]) or (plan.types.get(head) if mark and number.isdigit() else None)
         if value is None:
             found.append(Finding("T764", f"tensor {name} is the gradient of nothing"))
-        elif (value.dtype, value.shape) != (tensor.dtype, tensor.shape) or not _same(
-            tensor.layout, dual(value.layout), factors
+        elif (
+            tensor.dtype not in (value.dtype, statistics_dtype(value.dtype))  # which: the operators' rows say it
+            or value.shape != tensor.shape
+            or not _same(tensor.layout, dual(value.layout), factors)
         ):
             wanted = f"{value.dtype}{list(value.shape)} {_shown(dual(value.layout))}"
             found.append(Finding("T764", f"tensor {name} must be {wanted}"))

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from titan.compiler.plan.program import Plan
+from titan.compiler.plan.segment import TIERS
+from titan.compiler.plan.tiers import at_start, at_tiers, is_adaptive
 from titan.compiler.verify.data import data
 from titan.compiler.verify.declarations import declarations
 from titan.compiler.verify.findings import MOST, Finding, Proof
@@ -15,6 +18,7 @@ from titan.compiler.verify.matching import matching
 from titan.compiler.verify.memory import memory
 from titan.compiler.verify.progress import progress
 from titan.compiler.verify.registers import registers
+from titan.compiler.verify.tiers import tiers
 
 __all__ = ["PROOFS", "Finding", "Proof", "verify"]
 
@@ -28,6 +32,7 @@ PROOFS: tuple[tuple[str, Callable[[Plan], list[Finding]]], ...] = (
     ("data", data),
     ("layout", layout),
     ("memory", memory),
+    ("tiers", tiers),
 )
 
 
@@ -40,10 +45,25 @@ def verify(plan: Plan) -> dict[str, Proof]:
         if not sound:
             findings = [Finding("T700", "not tried: the plan names things that are not declared")]
         else:
-            findings = _carried_out(prove, plan)
+            findings = _in_all_tiers(name, prove, plan)
         found[name] = Proof(not findings, time.perf_counter() - start, tuple(findings[:MOST]))
         sound = sound and (name != "declarations" or not findings)
     return found
+
+
+def _in_all_tiers(name: str, prove: Callable[[Plan], list[Finding]], plan: Plan) -> list[Finding]:
+    """A proof of a plan that leaves recompute tiers to the run is carried out in each tier; that of memory in those
+    that the plan begins with and in the lowest, to which the run can always go down."""
+    if name == "tiers" or not is_adaptive(plan):
+        return _carried_out(prove, plan)
+    plans = {tier: at_tiers(plan, lambda layer, tier=tier: tier) for tier in TIERS}  # type: ignore[misc]
+    if name == "memory":
+        plans = {"begin": at_start(plan), TIERS[-1]: plans[TIERS[-1]]}
+    return [
+        replace(finding, message=f"{finding.message} (tier {tier})")
+        for tier, chosen in plans.items()
+        for finding in _carried_out(prove, chosen)
+    ]
 
 
 def _carried_out(prove: Callable[[Plan], list[Finding]], plan: Plan) -> list[Finding]:

@@ -80,7 +80,9 @@ class Step:
     def note(self, event: Event) -> None:
         instruction = event.instruction
         opcode = instruction.opcode
-        if instruction.unit or opcode == "loss":
+        adds = opcode == "reduce_grad" and instruction.reads  # the scattered sum of one micro-batch's whole gradient
+        gathers = opcode == "unshard" and instruction.reads
+        if instruction.unit or opcode == "loss" or adds or gathers:
             for name in instruction.updates:
                 known = self.added.get(name, (event, event))
                 self.added[name] = (min(known[0], event, key=_place), max(known[1], event, key=_place))
@@ -175,19 +177,22 @@ class _BucketStep:
         """Sharded state: the updated shards are gathered once, over the shard group, after the update."""
         name = f"p.{self.bucket.name}"
         gathers = [e for e in self.step.events.get(name, []) if e.instruction.opcode == "unshard"]
-        if len(gathers) != (1 if self.bucket.sharded else 0):
+        due = bool(self.bucket.sharded) and "p" not in self.bucket.sharded
+        if len(gathers) != due:
             event = gathers[-1] if gathers else update
-            self.step.fail("T746", f"{name} is gathered {len(gathers)} times, sharded is {self.bucket.sharded}", event)
+            self.step.fail("T746", f"{name} is gathered {len(gathers)} times after its update, not {due:d}", event)
             return
         for event in gathers:
             if event.place < update.place:
                 self.step.fail("T746", f"{name} is gathered before its update", event)
-            if _factors(self.plan, event.instruction.group) != _factors(self.plan, self.bucket.replicas):
-                self.step.fail("T746", f"{name} is sharded over {self.bucket.replicas}", event)
+            if _factors(self.plan, event.instruction.group) != _factors(self.plan, self.bucket.shards):
+                self.step.fail("T746", f"{name} is sharded over {self.bucket.shards}", event)
 
     def reductions(self, last: Event) -> None:
         """Each factor of sums and replicas once, and the homes of a tied bucket once; the scatter in its place."""
         wanted = [f for g in (*self.bucket.sums, self.bucket.replicas) if g for f in _factors(self.plan, g)]
+        if "g" in self.bucket.sharded:  # what arrives in the shard has been summed over the shard group
+            wanted = [f for f in wanted if f not in _factors(self.plan, self.bucket.shards)]
         homes = self.bucket.homes if len(self.bucket.homes) > 1 else ()
         done: list[str] = []
         scattered = tied = False
@@ -195,7 +200,7 @@ class _BucketStep:
             group = event.instruction.group
             joined = _homes(self.plan, group)
             factors = [f for f in _factors(self.plan, group) if f != "pipeline"]
-            self.mode(event, scattered, bool(joined))
+            self.mode(event, scattered)
             if event.place < last.place:
                 self.step.fail("T743", f"{self.gradient} is summed before its last contribution", event)
             if joined and (tuple(joined) != tuple(homes) or tied):
@@ -209,16 +214,15 @@ class _BucketStep:
             scattered = scattered or event.instruction.attribute("mode") == "reduce_scatter"
         self.lacking([f for f in wanted if f not in done], bool(homes) and not tied, scattered)
 
-    def mode(self, event: Event, scattered: bool, joined: bool) -> None:
-        instruction = event.instruction
+    def mode(self, event: Event, scattered: bool) -> None:
+        instruction, bucket = event.instruction, self.bucket
         mode = instruction.attribute("mode")
-        if mode == "reduce_scatter" and (not self.bucket.sharded or instruction.group != self.bucket.replicas):
-            self.step.fail("T743", f"{self.gradient} is not sharded over {instruction.group}", event)
+        whole = bool(bucket.sharded) and "g" not in bucket.sharded
+        if mode == "reduce_scatter" and (not whole or instruction.group != bucket.shards):
+            self.step.fail("T743", f"{self.gradient} is not whole, or not sharded over {instruction.group}", event)
         elif scattered and mode != "all_reduce_shard":
             self.step.fail("T743", f"after the scatter only the own shard of {self.gradient} may be summed", event)
-        elif mode == "all_reduce_shard" and not (
-            scattered and joined and instruction.attribute("shard") == self.bucket.replicas
-        ):
+        elif mode == "all_reduce_shard" and not (scattered and instruction.attribute("shard") == bucket.shards):
             self.step.fail("T743", f"{self.gradient} has no shard over {instruction.attribute('shard')} yet", event)
 
     def lacking(self, factors: list[str], tied: bool, scattered: bool) -> None:
@@ -227,7 +231,7 @@ class _BucketStep:
             self.step.fail("T743", f"{self.gradient} is never summed over {', '.join(factors)}", last)
         if tied:
             self.step.fail("T743", f"{self.gradient} is never summed over its homes {self.bucket.homes}", last)
-        if self.bucket.sharded and not scattered and not factors:
+        if self.bucket.sharded and "g" not in self.bucket.sharded and not scattered and not factors:
             self.step.fail("T743", f"{self.gradient} is sharded but never scattered", last)
 
 

@@ -2,38 +2,79 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from itertools import chain
+
 import torch
 from titan.compiler.plan.instruction import Instruction
-from titan.compiler.plan.segment import Segment, parse_unit
+from titan.compiler.plan.segment import Segment, bind, parse_unit
 from titan.runtime.dtypes import DTYPES
 from titan.runtime.handlers.binding import Action, Binding
 from titan.runtime.registers import ProgramError, reader, writer
+from titan.runtime.segments import NOTHING, Given
+from torch import Tensor
 
 
 def forward(binding: Binding, instruction: Instruction) -> Action:
-    """Also `recompute`: outputs, and the frame when one is written."""
+    """Outputs, and the pieces of the frame that are written."""
     template, bound = _template(binding, instruction), binding.segment(instruction.unit)
     slots, registers, place = binding.slots, binding.registers, binding.place(instruction)
     read = reader(slots, [registers.read(n) for n in instruction.reads[: len(template.inputs)]])
-    _read_buffers(binding, instruction.reads[len(template.inputs) :])
-    count = len(template.outputs)
-    write = writer(slots, [registers.write(n) for n in instruction.writes[:count]])
-    kept = [registers.write(n) for n in instruction.writes[count:]]
-    places = binding.places
-    if not kept:
+    held = _held(binding, instruction.unit, instruction.reads[len(template.inputs) :])
+    count, places = len(template.outputs), binding.places
+    pieces = tuple(_piece(name) for name in instruction.writes[count:])
+    write, run = _split_writer(binding, instruction, count), bound.forward_run(pieces)
 
-        def plain() -> None:
-            outputs, _ = bound.forward(read(), places[place], False)
-            write(outputs)
+    def forward() -> None:
+        write(bound.run(run, read(), (), places[place], held()))
 
-        return plain
-    (frame,) = kept
+    return forward
 
-    def keeping() -> None:
-        outputs, slots[frame] = bound.forward(read(), places[place], True)
-        write(outputs)
 
-    return keeping
+def recompute(binding: Binding, instruction: Instruction) -> Action:
+    """The missing pieces of a frame, and outputs that are not stored, from those that are."""
+    template, bound = _template(binding, instruction), binding.segment(instruction.unit)
+    tier, slots = str(instruction.attribute("tier")), binding.slots
+    places, place = binding.places, binding.place(instruction)
+    again, stored = template.rebuild(tier), template.stored(tier)
+    if again is None:
+        raise ProgramError(f"tier {tier} rebuilds nothing of {template.name}")
+    count = len(again.reads)
+    given = [binding.registers.read(n) for n in instruction.reads[: count + len(stored)]]
+    read, frame = reader(slots, given[:count]), reader(slots, given[count:])
+    held = _held(binding, instruction.unit, instruction.reads[count + len(stored) :])
+    write, run = _split_writer(binding, instruction, len(again.writes)), bound.rebuild_run(tier)
+
+    def recompute() -> None:
+        write(bound.run(run, read(), frame(), places[place], held()))
+
+    return recompute
+
+
+def _piece(register: str) -> str:
+    """The prefix of a frame's piece: `r.fn.s0.l5:3` -> `fn`."""
+    return register.removeprefix("r.").partition(".")[0]
+
+
+def _split_writer(binding: Binding, instruction: Instruction, count: int) -> Callable[[Sequence[Tensor]], None]:
+    """Writes values: the first `count` into a register each, the others as the pieces of the frame that follow."""
+    slots, template = binding.slots, _template(binding, instruction)
+    write = writer(slots, [binding.registers.write(n) for n in instruction.writes[:count]])
+    pieces: list[tuple[int, int, int]] = []
+    start = count
+    for name in instruction.writes[count:]:
+        values = template.pieces.get(_piece(name))
+        if values is None:
+            raise ProgramError(f"{template.name} has no piece {name}")
+        pieces.append((binding.registers.write(name), start, start + len(values)))
+        start += len(values)
+
+    def put(made: Sequence[Tensor]) -> None:
+        write(made[:count])
+        for slot, first, stop in pieces:
+            slots[slot] = tuple(made[first:stop])
+
+    return put
 
 
 class _BackwardReads:
@@ -57,22 +98,22 @@ class _BackwardReads:
         self.carried = reader(slots, take(len(carried)))
         self.inputs = reader(slots, take(len(template.kept_inputs)))
         self.outputs = reader(slots, take(len(template.kept_outputs)))
-        self.frame = take(1)[0] if template.frame else None
-        _read_buffers(binding, names)
-        for name in instruction.updates:
-            binding.registers.buffer(name)
+        self.frame = reader(slots, take(len(template.pieces)))
+        self.held = _held(binding, instruction.unit, names)
+        self.into = _held(binding, instruction.unit, instruction.updates)
 
 
 def backward(binding: Binding, instruction: Instruction) -> Action:
     bound, reads = binding.segment(instruction.unit), _BackwardReads(binding, instruction)
     write = writer(binding.slots, [binding.registers.write(n) for n in instruction.writes])
-    slots, places, place, frame = binding.slots, binding.places, binding.place(instruction), reads.frame
+    places, place, frame = binding.places, binding.place(instruction), reads.frame
     names = reads.carried_names
 
     def run() -> None:
-        kept = () if frame is None else slots[frame]
+        kept = tuple(chain.from_iterable(frame()))
         carried = dict(zip(names, reads.carried()))
-        write(bound.backward(reads.gradients(), carried, reads.inputs(), reads.outputs(), kept, places[place]))
+        values = (reads.gradients(), carried, reads.inputs(), reads.outputs(), kept)
+        write(bound.backward(*values, places[place], reads.held(), reads.into()))
 
     return run
 
@@ -87,11 +128,10 @@ def backward_input(binding: Binding, instruction: Instruction) -> Action:
     names = reads.carried_names
 
     def run() -> None:
-        kept = () if frame is None else slots[frame]
+        kept = tuple(chain.from_iterable(frame()))
         carried = dict(zip(names, reads.carried()))
-        gradients, left = bound.backward_input(
-            reads.gradients(), carried, reads.inputs(), reads.outputs(), kept, places[place]
-        )
+        values = (reads.gradients(), carried, reads.inputs(), reads.outputs(), kept)
+        gradients, left = bound.backward_input(*values, places[place], reads.held(), reads.into())
         write(gradients)
         if weight_frame is not None:
             slots[weight_frame] = left
@@ -102,12 +142,11 @@ def backward_input(binding: Binding, instruction: Instruction) -> Action:
 def backward_weight(binding: Binding, instruction: Instruction) -> Action:
     bound, place = binding.segment(instruction.unit), binding.place(instruction)
     (frame,) = [binding.registers.read(n) for n in instruction.reads]
-    for name in instruction.updates:
-        binding.registers.buffer(name)
+    into = _held(binding, instruction.unit, instruction.updates)
     slots, places = binding.slots, binding.places
 
     def run() -> None:
-        bound.backward_weight(slots[frame], places[place])
+        bound.backward_weight(slots[frame], places[place], into())
 
     return run
 
@@ -143,7 +182,20 @@ def _template(binding: Binding, instruction: Instruction) -> Segment:
     return binding.plan.segment_table[parse_unit(instruction.unit)[0]]
 
 
-def _read_buffers(binding: Binding, names: list[str] | tuple[str, ...]) -> None:
-    """Parameters are reached through their views; that their buckets are here is all there is to check."""
+def _held(binding: Binding, unit: str, names: Sequence[str]) -> Callable[[], Given]:
+    """What whole buckets in registers hold of the segment's parameters. Buffers are reached through their views: that
+    they are here is all there is to check."""
+    segment, layer = parse_unit(unit)
+    formals = {bind(f, layer): f for f in binding.plan.segment_table[segment].parameters}
+    found: list[tuple[int, str, int, int, tuple[int, ...]]] = []
     for name in names:
-        binding.registers.buffer(name)
+        if binding.registers.is_buffer(name):
+            continue
+        slot, bucket = binding.registers.read(name), binding.plan.bucket_of(name)
+        for p in binding.plan.bucket_parameters(bucket.name):
+            if p.name in formals:
+                found.append((slot, formals[p.name], p.offset, p.offset + p.tensor.elements, p.tensor.shape))
+    if not found:
+        return lambda: NOTHING
+    slots = binding.slots
+    return lambda: {formal: slots[slot][start:stop].view(shape) for slot, formal, start, stop, shape in found}

@@ -9,23 +9,57 @@ from titan.runtime.dtypes import DTYPES
 from titan.runtime.handlers.binding import Action, Binding
 from titan.runtime.optimizer import BucketOptimizer, counted_range, sum_of_squares
 from titan.runtime.registers import ProgramError
+from titan.runtime.state import part
+from titan.runtime.transport.base import Then
+from torch import Tensor
 
 
 def unshard(binding: Binding, instruction: Instruction) -> Action:
-    communicator = binding.communicator(instruction)
-    slots, buffer = binding.slots, binding.registers.buffer(instruction.updates[0])
-    token = binding.registers.write(instruction.writes[0])
+    """In place, or from the shard in a buffer into a register."""
+    communicator, slots = binding.communicator(instruction), binding.slots
+    source = binding.registers.buffer((*instruction.reads, *instruction.updates)[0])
+    target = binding.registers.write(instruction.writes[0])
+    if instruction.updates:
+
+        def in_place() -> None:
+            slots[target] = communicator.all_gather_in_place(slots[source])
+
+        return in_place
 
     def run() -> None:
-        slots[token] = communicator.all_gather_in_place(slots[buffer])
+        slots[target] = communicator.all_gather(slots[source], 0)
+
+    return run
+
+
+def open_grad(binding: Binding, instruction: Instruction) -> Action:
+    """A whole gradient of zeros."""
+    name = instruction.writes[0]
+    (kind,) = binding.registers.types(name)
+    slots, target = binding.slots, binding.registers.write(name)
+    elements, dtype, device = kind.shape[0], DTYPES[kind.dtype], binding.device
+
+    def run() -> None:
+        slots[target] = torch.zeros(elements, dtype=dtype, device=device)
 
     return run
 
 
 def reduce_grad(binding: Binding, instruction: Instruction) -> Action:
+    """In place; or, when a whole gradient is read, the sum's own shard is added to the buffer at the wait."""
     communicator, mode = binding.communicator(instruction), instruction.attribute("mode")
-    slots, index = binding.slots, binding.registers.buffer(instruction.updates[0])
-    buffer, token = slots[index], binding.registers.write(instruction.writes[0])
+    slots, buffer = binding.slots, binding.slots[binding.registers.buffer(instruction.updates[0])]
+    read = [binding.registers.read(name) for name in instruction.reads]
+    token = binding.registers.write(instruction.writes[0])
+    if read and mode != "reduce_scatter":
+        raise ProgramError(f"mode is {mode}, a whole gradient can only be scattered")
+    if read:
+        (whole,) = read
+
+        def scatter() -> None:
+            slots[token] = Then(communicator.reduce_scatter(slots[whole], 0), lambda total: _add(buffer, total))
+
+        return scatter
     if mode == "reduce_scatter":
         operation = communicator.reduce_scatter_in_place
     elif mode == "all_reduce":
@@ -45,22 +79,27 @@ def reduce_grad(binding: Binding, instruction: Instruction) -> Action:
     return run
 
 
+def _add(buffer: Tensor, total: Tensor) -> None:
+    buffer.add_(total)
+
+
 def grad_norm(binding: Binding, instruction: Instruction) -> Action:
     """The *squared* norm of what this rank counts."""
     parts = []
     for name in instruction.reads:
         binding.registers.buffer(name)
-        counted = counted_range(binding.plan, _bucket(binding, name), binding.coordinates)
+        bucket = _bucket(binding, name)
+        counted = counted_range(binding.plan, bucket, binding.coordinates)
         if counted is not None:
-            parts.append(binding.state.buffers[name][counted[0] : counted[1]])
+            parts.append(part(binding.plan, bucket, binding.state, "g", *counted))
     (kind,) = binding.registers.types(instruction.writes[0])
     slots, target, device = binding.slots, binding.registers.write(instruction.writes[0]), binding.device
     dtype = DTYPES[kind.dtype]
 
     def run() -> None:
         total = torch.zeros((), dtype=torch.float64, device=device)
-        for part in parts:
-            total += sum_of_squares(part)
+        for piece in parts:
+            total += sum_of_squares(piece)
         slots[target] = total.to(dtype)
 
     return run

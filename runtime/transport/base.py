@@ -7,6 +7,7 @@ narrow floating-point sums are accumulated in float32, in the order of the group
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,10 @@ class Handle(ABC):
 
     @abstractmethod
     def result(self) -> Tensor | None: ...
+
+    def settle(self, seconds: float) -> None:
+        """Lets this thread sleep until the operation is done, for about `seconds` at most."""
+        time.sleep(min(seconds, 1e-4))
 
     def waiting_for(self) -> tuple[int, ...]:
         """Global ranks that have not done their part, as far as this transport can know."""
@@ -61,6 +66,9 @@ class Then(Handle):
         value = self._first.result()
         assert value is not None
         return self._finish(value)
+
+    def settle(self, seconds: float) -> None:
+        self._first.settle(seconds)
 
     def waiting_for(self) -> tuple[int, ...]:
         return self._first.waiting_for()

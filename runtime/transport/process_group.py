@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from titan.compiler.plan.program import Plan
+from titan.runtime.allocator import keep_freed_memory
 from titan.runtime.transport.base import (
     Channel,
     Communicator,
@@ -51,6 +52,8 @@ class ProcessGroupTransport(Transport):
         """`interface` is the network interface of gloo (None: the default one). `timeout` is that of one operation:
         long, because a dead peer is noticed by other means (see `drive`)."""
         super().__init__(rank, torch.device(device))
+        if self.device.type == "cpu":
+            keep_freed_memory()
         make = _gloo(interface, timeout) if self.device.type == "cpu" else _nccl(timeout)
         prefixed = PrefixStore(f"titan/{generation}", store)
         self._communicators: dict[Key, ProcessGroupCommunicator] = {}
@@ -112,6 +115,12 @@ class _Pending(Handle):
 
     def done(self) -> bool:
         return not self._polled or bool(self._work.is_completed())
+
+    def settle(self, seconds: float) -> None:
+        try:
+            self._work.wait(timedelta(seconds=seconds))
+        except RuntimeError:  # time is up; an operation that failed is done, and `result` raises what it died of
+            return
 
     def result(self) -> Tensor | None:
         self._work.wait()  # at once: raises what went wrong, or makes the device's stream wait

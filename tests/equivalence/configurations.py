@@ -11,6 +11,7 @@ from random import Random
 from typing import Any
 
 from titan.compiler.schedules.registry import SCHEDULES
+from titan.compiler.spec.parallel import CHOICES
 from titan.compiler.spec.resolve import resolve
 from titan.compiler.spec.schema import Spec
 from titan.compiler.strategy import Strategy
@@ -65,9 +66,9 @@ def switches(mesh: tuple[int, ...]) -> dict[str, tuple[Any, ...]]:
     few = ("kv_few",) if tensor % 2 == 0 and tensor > 2 else ()
     return {
         "sequence_parallel": (False, True) if tensor > 1 else (False,),
-        "zero": (0, 1) if data * context > 1 else (0,),
-        "recompute": ("none", "full"),
-        "context_form": ("gathered", "heads") if context > 1 else ("gathered",),
+        "zero": CHOICES["zero"].now if data * context > 1 else (0,),
+        "recompute": CHOICES["recompute"].now,
+        "context_form": CHOICES["context_form"].now if context > 1 else ("gathered",),
         "schedule": _schedules(pipeline),
         "stages": stages,
         "family": ("llama", "gpt2", "dropout", "kv_one", *few),
@@ -198,7 +199,7 @@ def spec_of(c: Configuration, precision: str = "fp64") -> Spec:
     heads = lcm(2, per_rank) if c.family == "llama" or c.family.startswith("kv") else per_rank
     heads = heads * 2 if heads == kv_heads and c.family == "llama" else heads
     vocab = 37 if c.odd else 8 * c.tensor
-    sequence = parts * -(-8 // parts)
+    sequence = parts * -(-8 // parts) * (2 if c.context_form == "ring" else 1)
     text = _MODELS["gpt2" if c.family in ("gpt2", "dropout") else "llama"].format(
         vocab=vocab, heads=heads, kv_heads=kv_heads, layers=sum(layers_per_stage(c)),
         ffn=c.tensor * -(-12 // c.tensor), tied=str(c.tied).lower(), sequence=sequence,

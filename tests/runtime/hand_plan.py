@@ -159,7 +159,7 @@ def hand_text(dtype: str = "f64", sharded: bool = False, clip: str = "0.5", spli
         d=dtype,
         s=statistic,
         clip=clip,
-        sharded="sharded " if sharded else "uncounted=data ",
+        sharded="shards=data sharded=o " if sharded else "uncounted=data ",
         mode="reduce_scatter" if sharded else "all_reduce",
         o_embed=32 * states // (1 + sharded),
         o_head=36 * states // (1 + sharded),

@@ -241,7 +241,8 @@ def _weight_names(case: Case) -> tuple[str, ...]:
 
 def test_one_file_for_each_row() -> None:
     files = {path.stem for path in Path(package.__path__[0]).glob("*.py")} - {"__init__"}
-    assert files == set(OPERATORS) == {case.operator for case in CASES}
+    run = {name for name, row in OPERATORS.items() if not row.plan_only}
+    assert files == run == {case.operator for case in CASES}
 
 
 @cases

@@ -35,7 +35,8 @@ SETTINGS = {
 def plan(dtype: str = "f64", ranks: int = 1, sharded: bool = False, clip: str = "null", uncounted: str = "") -> Plan:
     """One bucket of 24 elements on `ranks` data ranks: two decayed matrices, a vector that is not, 2 of padding."""
     mesh, statistic = Mesh((("pipeline", 1), ("data", ranks), ("tensor", 2))), "f64" if dtype == "f64" else "f32"
-    bucket = Bucket("b", 24, dtype, (), "data", sharded, uncounted, (0,))
+    held, kinds = ("data", ("o",)) if sharded else ("", ())
+    bucket = Bucket("b", 24, dtype, (), "data", held, kinds, uncounted, (0,))
     shapes = (("w1", (3, 4), 0, True), ("w2", (2, 2), 12, True), ("gain", (6,), 16, False))
     parameters = tuple(
         Parameter(name, shape, shape[0], TensorType(dtype, shape), "b", offset, decay, "normal:0.5")

@@ -20,6 +20,8 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 SIZES = {"LAYERS": 6, "DIM": 256, "HEADS": 16, "FFN": 768, "VOCAB": 2048, "SEQ": 128}
 SEQUENCES = 8  # of a step, over all ranks
+# Layers of each stage of torch's schedules, so that both ranks hold three and the head stands where it disturbs least.
+STAGES = {"1F1B": "3,3", "Interleaved1F1B": "2,1,1,2", "ZBVZeroBubble": "2,1,2,1", "DualPipeV": "2,1,2,1"}
 
 
 @dataclass(frozen=True)
@@ -96,14 +98,13 @@ def sizes(micro_batch: int, micro_batches: int) -> dict[str, str]:
 
 def torch_alone() -> list[Contender]:
     def row(name: str, mode: str, kind: str, each: int = SEQUENCES, size: int = 1, schedule: str = "") -> Contender:
-        environment = sizes(size, each // size) | {"MODE": kind, "SCHEDULE": schedule}
+        environment = sizes(size, each // size) | {"MODE": kind, "SCHEDULE": schedule, "STAGES": STAGES.get(schedule, "")}
         return Contender(name, mode, "torch_alone", 1 if mode == "single" else 2, environment)
 
-    schedules = ("1F1B", "Interleaved1F1B", "ZBVZeroBubble", "DualPipeV")
     half = SEQUENCES // 2
     return [
         row("torch", "single", "single"),
-        *(row(f"torch {s}", "pp2", "pp", schedule=s) for s in schedules),
+        *(row(f"torch {s}", "pp2", "pp", schedule=s) for s in STAGES),
         row("torch DTensor", "tp2", "tp"),
         row("torch DDP", "dp2", "ddp", half),
         row("torch FSDP", "dp2", "fsdp", half),

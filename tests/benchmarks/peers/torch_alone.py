@@ -74,11 +74,10 @@ def loss_of(out: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(out.flatten(0, 1), labels.flatten())
 
 
-def chunks(count: int) -> list[nn.Sequential]:
-    """The model in `count` consecutive pieces."""
+def chunks(counts: list[int]) -> list[nn.Sequential]:
+    """The model in consecutive pieces of so many layers."""
     first, *blocks, last = layers()
-    cuts = [round(i * len(blocks) / count) for i in range(count + 1)]
-    parts = [blocks[a:b] for a, b in zip(cuts, cuts[1:])]
+    parts = [[blocks.pop(0) for _ in range(count)] for count in counts]
     parts[0].insert(0, first)
     parts[-1].append(last)
     return [nn.Sequential(*part) for part in parts]
@@ -104,10 +103,10 @@ def pipeline(rank: int, world: int, batch: Batch) -> Made:
 
     kind = get_schedule_class(SCHEDULE)
     single = issubclass(kind, PipelineScheduleSingle)
-    count = world if single else 2 * world
+    counts = [int(layers) for layers in os.environ["STAGES"].split(",")]
+    count, modules = len(counts), chunks(counts)
     second = count - 1 - rank if SCHEDULE in ("ZBVZeroBubble", "DualPipeV") else rank + world
     held = [rank] if single else [rank, second]
-    modules = chunks(count)
     stages = [PipelineStage(modules[i], i, count, CPU) for i in held]
     schedule = kind(stages[0] if single else stages, NMB, loss_fn=loss_of)
 

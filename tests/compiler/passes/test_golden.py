@@ -32,7 +32,7 @@ EXCHANGE = Configuration(context=2, context_form="heads")
 STAGES = Configuration(tensor=2, pipeline=3, stages="ends", sequence_parallel=True)
 RECOMPUTE = Configuration(tensor=2, pipeline=3, stages="ends", sequence_parallel=True, recompute="full")
 SPLIT = Configuration(pipeline=3, stages="ends", schedule="zero_bubble_h1", family="gpt2")
-KV_ONE = Configuration(tensor=2, pipeline=3, stages="ends", family="kv_one")
+KV_ONE = Configuration(tensor=2, pipeline=3, stages="ends", sequence_parallel=True, family="kv_one")
 TIED = Configuration(data=2, pipeline=2, tied=True, zero=1)
 
 GRAPHS: dict[str, tuple[str, Configuration, str]] = {  # golden file -> (pass, configuration, part)
@@ -94,7 +94,7 @@ PLANS = {
     "transpose/recompute": Shown(RECOMPUTE, lambda plan: _blocks(plan.roles[1], ("B.",), ("free",))),
     "transpose/split": Shown(SPLIT, lambda plan: _blocks(plan.roles[1], ("I.", "W."), ("free",))),
     "transpose/kv_one": Shown(KV_ONE, lambda plan: _blocks(plan.roles[1], ("B.",), ("free",))),
-    "transpose/heads": Shown(EXCHANGE, lambda plan: _blocks(plan.roles[0], ("B.",), ("free",))),
+    "transpose/heads": Shown(EXCHANGE, lambda plan: _blocks(plan.roles[0], ("B.c0.last",), ("free",))),
     "liveness/embedding": Shown(STAGES, lambda plan: _blocks(plan.roles[0], ("F.", "begin"))),
     "liveness/head": Shown(STAGES, lambda plan: _blocks(plan.roles[2], ("F.", "begin"))),
     "liveness/forward": Shown(STAGES, lambda plan: _blocks(plan.roles[1], ("F.",))),

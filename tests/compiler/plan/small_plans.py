@@ -70,8 +70,8 @@ def two_stages(micro_batches: int = 3) -> Plan:
         (Group("all", "pipeline*data*context*tensor"), Group("tied", "pipeline", (0, 1))),
         (("x", ACTIVATION), ("y", ACTIVATION)),
         (
-            Bucket("l0", 64, "f32", ("context",), "data", True, "tensor", (0, 1)),
-            Bucket("l1", 64, "f64", (), "", False, "", ()),
+            Bucket("l0", 64, "f32", ("context",), "data", "data", ("o", "g"), "tensor", (0, 1)),
+            Bucket("l1", 64, "f64", (), "", "", (), "", ()),
         ),
         (Parameter("layers.0.w.weight", (8, 8), 7, WEIGHT, "l0", 0, True, "normal:0.02"),),
         (layer,),

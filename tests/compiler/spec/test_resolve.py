@@ -295,9 +295,7 @@ def test_wishes_hold_what_they_say() -> None:
 
 
 def test_later_choices_are_dropped_from_wishes_with_a_warning() -> None:
-    spec = resolved(
-        spec_text("zero <= 3\n expert <= 8\n schedule in [gpipe]\n recompute in [selective, full]")
-    )
+    spec = resolved(spec_text("zero <= 3\n expert <= 8\n schedule in [gpipe]\n recompute in [selective, full]"))
     assert codes(spec.warnings) == ["T225"] * 3
     assert spec.parallel.schedule.value == "gpipe" and spec.parallel.recompute.value == "full"
 

@@ -1,0 +1,170 @@
+"""A published row as a spec and a strategy: the model, the machine and the layout that were run."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import lru_cache
+from math import gcd
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from titan.compiler.schedules.registry import SCHEDULES
+from titan.compiler.spec.divisors import even_stages
+from titan.compiler.spec.legality import legal
+from titan.compiler.spec.schema import Attention, Cluster, Dense, LayerGroup, Model, Objective, Rope, Spec, Train
+from titan.compiler.strategy import Strategy
+
+from tests.benchmarks.published_runs.rows import Row
+
+CLUSTERS = {
+    "A100-SXM-80GB": "dgx_a100",
+    "A100-SXM-40GB": "dgx_a100_40gb",
+    "A800-80GB": "dgx_a100",
+    "H100-SXM-80GB": "dgx_h100",
+    "H100-SXM-96GB-HBM2e-500W": "grand_teton",
+    "H100-SXM-95GB-HBM2e-low-TDP": "grand_teton",
+    "H200-SXM-141GB": "dgx_h200",
+    "H800": "dgx_h800",
+    "B200-180GB": "dgx_b200",
+    "B300-288GB": "dgx_b300",
+    "GB200-186GB": "gb200_nvl72",
+    "GB300-288GB": "gb300_nvl72",
+}
+SCHEDULE_NAMES = {"ZB-1p": "zero_bubble_h1", "ZB-2p": "zero_bubble_h2", "ZB-V": "zero_bubble_v", "GPipe": "gpipe"}
+VOCABULARY = 50257  # of GPT-2, where a source does not say
+
+
+class Refused(Exception):
+    """The row cannot be planned; the text says why."""
+
+
+@lru_cache(maxsize=32)
+def library_cluster(name: str) -> Cluster:
+    """A cluster of the shipped library."""
+    from titan.compiler.spec.resolve import load_spec
+
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "cluster.titan"
+        path.write_text(
+            f"import models.tiny\nimport clusters.nvidia\nmodel = tiny.llama\ncluster = nvidia.{name}\n"
+            'train {\n    sequence = 64\n    global_batch = 8\n    data = tokens("some.tokens")\n}\n'
+        )
+        return load_spec(path).cluster
+
+
+def cluster(row: Row) -> Cluster:
+    """The machine of a row: the library's, with as many nodes, and the network that the source names."""
+    name = CLUSTERS.get(row.text("gpu"))
+    if name is None:
+        raise Refused(f"no cluster for {row.text('gpu')}")
+    found, devices = library_cluster(name), row.number("num_gpus")
+    inside = min(found.devices_per_node, devices)
+    if devices % inside:
+        inside = gcd(devices, inside) if inside <= 8 else inside
+    nodes = -(-devices // inside)
+    inter, named = found.inter, _network(row.text("inter_node"))
+    if named is not None:
+        inter = inter.model_copy(update={"bandwidth": named})
+    return found.model_copy(update={"nodes": nodes, "devices_per_node": inside, "inter": inter})
+
+
+def _network(text: str) -> float | None:
+    """Bytes per second and device of "8x200 Gb/s per node", "400 Gb/s per node", "400 Gb/s per GPU"."""
+    many = re.search(r"(\d+)\s*x\s*(\d+) ?Gb/?p?s", text)
+    if many:
+        return int(many[1]) * int(many[2]) * 1e9 / 8 / 8
+    one = re.search(r"(\d+) ?Gb/?p?s", text)
+    if one is None:
+        return None
+    return int(one[1]) * 1e9 / 8 / (1 if "per GPU" in text else 8)
+
+
+def model(row: Row) -> Model:
+    """A decoder of the row's shape: SwiGLU models have RMSNorm, rotary positions and an untied head, others are like
+    GPT."""
+    if row.number("num_experts"):
+        raise Refused("mixture of experts")
+    hidden, heads = row.number("hidden"), row.number("heads")
+    gated = row.text("gated_mlp") == "1"
+    vocab = row.number("vocab", VOCABULARY)
+    ffn = row.number("ffn_hidden", 4 * hidden)
+    attention = Attention(
+        heads=heads, kv_heads=row.number("kv_heads", heads), head_dim=hidden // heads, bias=not gated,
+        out_bias=not gated,
+    )  # fmt: skip
+    block = Dense(ffn=ffn, activation="swiglu" if gated else "gelu_tanh", bias=not gated)
+    return Model(
+        name=row.text("model_name"),
+        vocab=vocab,
+        hidden=hidden,
+        attention=attention,
+        layers=(LayerGroup(count=row.number("layers"), block=block),),
+        norm="rms_norm" if gated else "layer_norm",
+        positions="rope" if gated else "learned",
+        rope=Rope(theta=500000.0) if gated else None,
+        max_positions=row.number("seq_len"),
+        tied=not gated,
+    )
+
+
+def strategy(row: Row) -> Strategy:
+    """The published layout."""
+    pipeline, tensor, context = row.number("pp", 1), row.number("tp", 1), row.number("cp", 1)
+    data, rest = divmod(row.number("num_gpus"), pipeline * tensor * context)
+    if rest:
+        raise Refused("degrees do not divide the number of devices")
+    chunks = max(row.number("vpp", 1), 1)
+    schedule = SCHEDULE_NAMES.get(row.text("schedule"), "interleaved" if chunks > 1 else "one_f_one_b")
+    chunks = SCHEDULES[schedule].chunks if schedule != "interleaved" else chunks
+    micro_batch = row.number("micro_batch")
+    number = max(round(row.number("global_batch_seqs") / (data * micro_batch)), 1)
+    zero = row.number("zero_stage")
+    return Strategy(
+        pipeline=pipeline,
+        data=data,
+        context=context,
+        tensor=tensor,
+        sequence_parallel=row.text("sequence_parallel") == "true" and tensor > 1,
+        context_form="gathered",
+        zero=zero if data * context > 1 else 0,
+        shard=8 if "HSDP" in row.text("sharding") and data > 8 else 0,
+        gather="once" if zero == 3 and "no reshard" in row.text("sharding") else "each",
+        reduce="each" if zero == 3 else "once",
+        schedule=schedule if pipeline > 1 else "one_f_one_b",
+        recompute="none",
+        micro_batch=micro_batch,
+        micro_batches=number,
+        stages=stages(row, pipeline * (chunks if pipeline > 1 else 1)),
+    )
+
+
+def stages(row: Row, chunks: int) -> tuple[int, ...]:
+    """Layers of each chunk: equal, or with fewer in the first and the last where that comes out even."""
+    layers = row.number("layers")
+    if layers < chunks:
+        raise Refused("fewer layers than stages")
+    if chunks > 1 and layers % chunks and (layers + 2) % chunks == 0:
+        inner = (layers + 2) // chunks
+        return (inner - 1, *[inner] * (chunks - 2), inner - 1)
+    return even_stages(layers, chunks)
+
+
+def planned(row: Row) -> tuple[Spec, Strategy]:
+    """Spec and strategy of a row. Raises Refused with the first rule that the layout breaks."""
+    found = strategy(row)
+    batch = found.data * found.micro_batch * found.micro_batches
+    train = Train(sequence=row.number("seq_len"), global_batch=batch, precision="bf16", data="synthetic")
+    machine = cluster(row)
+    spec = Spec(model(row), machine, train, objective=Objective(memory_fraction=1.0))
+    broken = [p for p in legal(spec, found) if p.code not in ("T240", "T224")]
+    if broken:
+        raise Refused(f"{broken[0].code}: {broken[0].message.partition(';')[0]}")
+    return spec, found
+
+
+def shortened(found: Strategy, spec: Spec, micro_batches: int) -> tuple[Spec, Strategy]:
+    """The same layout with fewer micro-batches per step."""
+    batch = found.data * found.micro_batch * micro_batches
+    train = spec.train.model_copy(update={"global_batch": batch})
+    return replace(spec, train=train), replace(found, micro_batches=micro_batches)
