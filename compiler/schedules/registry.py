@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from titan.compiler.schedules import dualpipe, gpipe, interleaved, one_f_one_b, v_memory, zb_v, zero_bubble
+from titan.compiler.schedules import dualpipe, gpipe, interleaved, one_f_one_b, solved, v_memory, zb_v, zero_bubble
 from titan.compiler.schedules.order import Schedule
 
 SCHEDULES: dict[str, Schedule] = {
@@ -18,6 +18,7 @@ SCHEDULES: dict[str, Schedule] = {
         v_memory.V_MIN,
         dualpipe.DUALPIPE,
         dualpipe.DUALPIPE_V,
+        solved.SOLVED,
     )
 }
 
