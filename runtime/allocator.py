@@ -1,8 +1,8 @@
 """The C allocator of a rank that computes on CPU.
 
-A step frees and takes the same megabytes again and again. Given back to the system at each free, they come back as page
-faults, which cost more than many operators (measured: 12,000 faults and 5 % of a small step). So what is freed is kept; the
-peak is the same.
+A step frees and takes the same megabytes again and again. Given back to the system at each free, they come back as
+page faults, which cost more than many operators (measured: 12,000 faults and 5 % of a small step). So what is freed
+is kept; the peak is the same.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The driver of one rank in its own process: polls the handle of each wait, and an abort flag.
 
-Polling costs no thread hand-over: first the core is offered to others between polls; when a wait has lasted a millisecond,
-the thread sleeps until the operation ends and looks at the flag now and then.
+Polling costs no thread hand-over: first the core is offered to others between polls; when a wait has lasted a
+millisecond, the thread sleeps until the operation ends and looks at the flag now and then.
 """
 
 from __future__ import annotations

@@ -2,15 +2,17 @@
 
 usage: python -m tests.benchmarks.peers [--quick] [--only pp2,tp2] [--rounds N] [--steps N] --json
 
-The model is torchtitan's debug model (Llama style, 6 layers, 6,163,712 parameters), sequence 128, 8 sequences a step in
-micro-batches of 1, float32, AdamW, gradients clipped by their global norm: the same work for everyone, two gloo ranks with one
-thread each. All contenders of a mode are started, then they take turns: in each round each one runs a few steps while the others
-are idle, so that what else the machine does falls on all alike. A step's time is that of its slowest rank; a round's is the
-median of its steps. `ratio_to_best` is the median over rounds of (Titan's tokens/s, best form) / (the best peer's in that round).
-Modes tp2_whole and dp2_whole (only on demand) give each rank its share of the batch at once.
+The model is torchtitan's debug model (Llama style, 6 layers, 6,163,712 parameters), sequence 128, 8 sequences a step
+in micro-batches of 1, float32, AdamW, gradients clipped by their global norm: the same work for everyone, two gloo
+ranks with one thread each. All contenders of a mode are started, then they take turns: in each round each one runs a
+few steps while the others are idle, so that what else the machine does falls on all alike. A step's time is that of
+its slowest rank; a round's is the median of its steps. `ratio_to_best` is the median over rounds of (Titan's
+tokens/s, best form) / (the best peer's in that round). Modes tp2_whole and dp2_whole (only on demand) give each rank
+its share of the batch at once.
 
 Peers are found by package. Setting them up, in an environment of their own:
-    pip install torch==2.13.0 numpy transformers datasets tokenizers torchdata tyro tensorboard wandb einops tomli fsspec
+    pip install torch==2.13.0 numpy transformers datasets tokenizers triton
+    pip install torchdata tyro tensorboard wandb einops tomli fsspec
     pip install --no-deps --target MEGATRON megatron-core==0.16.1
     pip install --no-deps --target TORCHTITAN torchtitan==0.2.2
     export PEER_PYTHON=.../bin/python MEGATRON_DIR=MEGATRON TORCHTITAN_DIR=TORCHTITAN
@@ -72,7 +74,7 @@ class Runner:
 
 
 def start(chosen: list[Contender], folder: Path) -> list[Runner]:
-    """All contenders of a mode, each ready before its first step; a few at a time, for memory's and the clock's sake."""
+    """All contenders of a mode, each ready before its first step; a few are started at a time."""
     runners = [Runner(c, problem=c.absent()) for c in chosen]
     waiting = [(number, r) for number, r in enumerate(runners) if not r.problem]
     for first in range(0, len(waiting), 3):
@@ -89,7 +91,7 @@ def start(chosen: list[Contender], folder: Path) -> list[Runner]:
 
 
 def measure(chosen: list[Contender], folder: Path, rounds: int, steps: int, until: float) -> list[Runner]:
-    """One mode. The first two steps of each are not counted; rounds go on till `until` when time is short, three at least."""
+    """One mode; the first two steps of each are not counted. At least three rounds, no new ones after `until`."""
     runners = start(chosen, folder)
     try:
         for runner in runners:
@@ -189,10 +191,12 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             rows += [row(runner) for runner in runners]
             ratios[mode] = ratio(runners)
     show(rows, ratios)
+    medians = {mode: found and round(found["median"], 4) for mode, found in ratios.items()}
+    intervals = {mode: found and [round(found["low"], 4), round(found["high"], 4)] for mode, found in ratios.items()}
     return {
         "peers": rows,
-        "ratio_to_best": {mode: found and round(found["median"], 4) for mode, found in ({m: None for m in DEMANDED} | ratios).items()},
-        "ratio_interval": {mode: found and [round(found["low"], 4), round(found["high"], 4)] for mode, found in ratios.items()},
+        "ratio_to_best": dict.fromkeys(DEMANDED) | medians,
+        "ratio_interval": intervals,
         "seconds": round(time.monotonic() - started, 1),
     }
 

@@ -1,7 +1,7 @@
 """Who takes part in which mode, and how its ranks are started.
 
-Titan and torch run in this Python unless PEER_PYTHON names another for the peers; Megatron-core and torchtitan are looked for
-in MEGATRON_DIR and TORCHTITAN_DIR (folders of `pip install --target`) or in that Python itself.
+Titan and torch run in this Python unless PEER_PYTHON names another for the peers; Megatron-core and torchtitan are
+looked for in MEGATRON_DIR and TORCHTITAN_DIR (folders of `pip install --target`) or in that Python itself.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -46,9 +45,10 @@ class Contender:
         """PYTHONPATH: where the package was installed by itself."""
         if self.ours:
             return str(ROOT)
-        return {"megatron.core": os.environ.get("MEGATRON_DIR", ""), "torchtitan": os.environ.get("TORCHTITAN_DIR", "")}.get(
-            self.package, ""
-        )
+        return {
+            "megatron.core": os.environ.get("MEGATRON_DIR", ""),
+            "torchtitan": os.environ.get("TORCHTITAN_DIR", ""),
+        }.get(self.package, "")
 
     def command(self) -> list[str]:
         if self.ours:
@@ -63,7 +63,9 @@ class Contender:
 @cache
 def missing(python: str, path: str, package: str) -> str:
     script = f"import importlib.util as u, sys; sys.exit(u.find_spec({package!r}) is None)"
-    found = subprocess.run([python, "-c", script], env=os.environ | {"PYTHONPATH": path}, capture_output=True, check=False)
+    found = subprocess.run(
+        [python, "-c", script], env=os.environ | {"PYTHONPATH": path}, capture_output=True, check=False
+    )
     return "" if found.returncode == 0 else f"{package} is not installed for {python}"
 
 
@@ -98,7 +100,11 @@ def sizes(micro_batch: int, micro_batches: int) -> dict[str, str]:
 
 def torch_alone() -> list[Contender]:
     def row(name: str, mode: str, kind: str, each: int = SEQUENCES, size: int = 1, schedule: str = "") -> Contender:
-        environment = sizes(size, each // size) | {"MODE": kind, "SCHEDULE": schedule, "STAGES": STAGES.get(schedule, "")}
+        environment = sizes(size, each // size) | {
+            "MODE": kind,
+            "SCHEDULE": schedule,
+            "STAGES": STAGES.get(schedule, ""),
+        }
         return Contender(name, mode, "torch_alone", 1 if mode == "single" else 2, environment)
 
     half = SEQUENCES // 2
@@ -148,6 +154,3 @@ def torchtitan(assets: Path) -> list[Contender]:
         row("tp2_whole", SEQUENCES, degree("tensor")),
         row("dp2_whole", SEQUENCES // 2),
     ]
-
-
-Filter = Callable[[Contender], bool]

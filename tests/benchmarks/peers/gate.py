@@ -1,7 +1,7 @@
 """Steps on demand: a rank waits for a number on stdin, runs that many steps and answers with their times.
 
-So that many peers can be alive at once and take turns, round by round, each idle while the others run. Imported by every
-launcher of this folder, also from another Python: standard library only.
+So that many peers can be alive at once and take turns, round by round, each idle while the others run. Imported by
+every launcher of this folder, also from another Python: standard library only.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Megatron-core's GPT model and schedules on CPU with gloo.
 
-Megatron-core asks torch.cuda for the current device, streams and random state; this launcher answers with CPU stand-ins
-before importing it. Nothing of Megatron-core is changed. TP and PP come from the environment, data parallel is what is left
-of the world; its gradient sum, and the clipping by the global norm that all peers do, are written out here.
+Megatron-core asks torch.cuda for the current device, streams and random state; this launcher answers with CPU
+stand-ins before importing it. Nothing of Megatron-core is changed. TP and PP come from the environment, data parallel
+is what is left of the world; its gradient sum, and the clipping by the global norm that all peers do, are written out
+here.
 """
 
 from __future__ import annotations

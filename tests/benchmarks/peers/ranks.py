@@ -1,4 +1,4 @@
-"""The processes of one contender: started together, idle between their turns, asked for steps one contender at a time."""
+"""The processes of one contender: started together, idle between their turns, asked for steps."""
 
 from __future__ import annotations
 
@@ -31,7 +31,12 @@ class Ranks:
         self._lines = [_collected(process.stdout) for process in self._processes]
 
     def _start(self, rank: int, port: str) -> subprocess.Popen[str]:
-        here = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": self.contender.ranks, "LOCAL_WORLD_SIZE": self.contender.ranks}
+        here = {
+            "RANK": rank,
+            "LOCAL_RANK": rank,
+            "WORLD_SIZE": self.contender.ranks,
+            "LOCAL_WORLD_SIZE": self.contender.ranks,
+        }
         environment = os.environ | self.contender.environment | {name: str(value) for name, value in here.items()}
         environment |= {
             "OMP_NUM_THREADS": "1",

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from tests.benchmarks.peers.gate import serve
 from titan.compiler.lower import lower
 from titan.compiler.plan.program import Plan
 from titan.compiler.spec.resolve import load_spec
@@ -23,6 +22,8 @@ from titan.runtime.drive import drive
 from titan.runtime.interpreter import Executable
 from titan.runtime.state import allocate
 from titan.runtime.transport.process_group import ProcessGroupTransport
+
+from tests.benchmarks.peers.gate import serve
 
 SPEC = Path(__file__).parents[2] / "fixtures" / "peers.titan"
 

@@ -1,7 +1,7 @@
 """The same Llama-style model on torch's own parts, with gloo on CPU: the floor that a runtime must beat.
 
-MODE = single | pp | tp | fsdp | ddp; SCHEDULE names a class of torch.distributed.pipelining for MODE=pp. Sizes come from
-the environment (LAYERS, DIM, ...), RANK, WORLD_SIZE and the file MEET say where this process belongs.
+MODE = single | pp | tp | fsdp | ddp; SCHEDULE names a class of torch.distributed.pipelining for MODE=pp. Sizes come
+from the environment (LAYERS, DIM, ...), RANK, WORLD_SIZE and the file MEET say where this process belongs.
 """
 
 from __future__ import annotations

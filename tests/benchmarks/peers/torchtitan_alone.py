@@ -1,8 +1,9 @@
 """torchtitan's own training program on CPU with gloo, one step at a time.
 
-torchtitan picks the accelerator with torch's private device probe and falls back to "cuda" where there is none. This launcher
-answers "cpu" to that probe and gives torch.cpu the handful of memory-statistics calls that torchtitan's monitor makes; nothing
-of torchtitan is changed but that its training step waits for the gate. All arguments go to torchtitan.train.
+torchtitan picks the accelerator with torch's private device probe and falls back to "cuda" where there is none. This
+launcher answers "cpu" to that probe and gives torch.cpu the handful of memory-statistics calls that torchtitan's
+monitor makes; nothing of torchtitan is changed but that its training step waits for the gate. All arguments go to
+torchtitan.train.
 """
 
 from __future__ import annotations
