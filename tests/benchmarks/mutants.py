@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import random
+import signal
 import sys
 import time
 from collections.abc import Iterable
@@ -32,6 +33,7 @@ from tests.compiler.verify.tiny import KINDS, plan
 
 PLANS = ("zero", "kv", "tied", "heads", "ring", "square", "sequence", "split", "pairs")
 TOLERANCE = 1e-9
+LONGEST = 60  # seconds that a broken plan may run
 _HEADER = set(vars(mutation_headers))
 Numbers = dict[str, torch.Tensor]
 
@@ -85,11 +87,28 @@ def difference(expected: Numbers, found: Plan) -> str:
     return ""
 
 
+def isolated(expected: Numbers, found: Plan) -> str:
+    """`difference` in a process of its own: a broken plan may crash the operators' kernels or never end."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        signal.alarm(LONGEST)
+        with os.fdopen(writing, "wb") as stream:
+            stream.write(difference(expected, found).encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as stream:
+        shown = stream.read().decode()
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return shown if status == 0 else f"ended with status {status}"
+
+
 def judge(name: str, expected: Numbers, mutant: Mutant) -> Verdict:
     """Verifies and executes one mutant."""
     broken = mutant.make()
     findings = [f for proof in verify(broken).values() for f in proof.findings]
-    shown = difference(expected, broken)
+    shown = isolated(expected, broken)
     header = mutant.operator in _HEADER
     named = bool(findings) and any(f.index >= 0 or (header and f.message) for f in findings)
     text = str(findings[0]) if findings else ""
