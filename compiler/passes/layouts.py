@@ -227,9 +227,19 @@ def _raised(ops: list[Op], labels: list[frozenset[str]], part: Part) -> frozense
         if index in chosen:
             for operand in ops[index].operands:
                 free = kinds[operand].kind != "activation" or producers.get(operand) in chosen
-                if not free and not any(labels[c] and c not in chosen for c in wanted[operand]):
+                if not free and not _sharded(operand, producers, ops, labels) and not any(labels[c] and c not in chosen for c in wanted[operand]):
                     chosen.discard(index)
     return frozenset(chosen)
+
+
+def _sharded(name: str, producers: dict[str, int], ops: list[Op], labels: list[frozenset[str]]) -> bool:
+    """Whether a value comes out of its operator sharded: to gather it takes no sum that it would not take anyway."""
+    if name not in producers:
+        return False
+    op = ops[producers[name]]
+    row = op.row.labels[1]
+    position = op.results.index(name)
+    return position < len(row) and bool(labels[producers[name]] & set(row[position]))
 
 
 def _wants_partial(consumer: Op, labels: frozenset[str], raised: bool, producer: Op) -> bool:

@@ -13,6 +13,10 @@ from titan.compiler.passes.tensor import tensor_factors
 from titan.compiler.strategy import Strategy
 
 SEQUENCE = frozenset({"sequence"})
+WHOLE = (
+    "token_loss",  # reads whole rows: its statistics come out of the vocabulary sums complete on every tensor rank
+    "wide_gradient",  # keys and values are gathered once, before they go around the ring
+)
 
 
 def sequence(graph: ModelGraph, strategy: Strategy) -> ModelGraph:
@@ -29,8 +33,7 @@ def _apply(part: Part, factors: tuple[str, ...]) -> Part:
 
 
 def _shard(op: Op, factors: tuple[str, ...], dims: dict[str, tuple[str, ...]]) -> Op:
-    # the loss reads whole rows: its statistics come out of the vocabulary sums complete on every tensor rank
-    if any(op.sharding(f) for f in factors) or op.operator == "token_loss" or not op_labels(op, dims, SEQUENCE):
+    if any(op.sharding(f) for f in factors) or op.operator in WHOLE or not op_labels(op, dims, SEQUENCE):
         return op
     for factor in factors:
         op = op.shard(factor, SEQUENCE)

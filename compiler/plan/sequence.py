@@ -54,11 +54,11 @@ class Square:
 
 
 def visible(attributes: Mapping[str, int | float | str | bool], length: int) -> Square | None:
-    """What rank `rank` of a ring of `ring` computes in step `step`, when it holds the keys of rank - step.
+    """What rank `rank` of a ring computes in step `step`, when it holds the keys of rank - step.
 
     `length` is the number of tokens of every rank. None: no query sees any of these keys.
     """
-    step, ring, rank = int(attributes["step"]), int(attributes["ring"]), int(attributes["rank"])
+    step, rank = int(attributes["step"]), int(attributes["rank"])
     if step == 0 or not attributes["causal"]:
         return Square(0, length, 0, length, bool(attributes["causal"]))
     earlier = rank >= step  # the keys come from a rank before this one, not around the end of the ring

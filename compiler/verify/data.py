@@ -14,7 +14,7 @@ from titan.compiler.plan.program import Block, Plan, Role
 from titan.compiler.plan.segment import parse_unit
 from titan.compiler.verify.bodies import coefficients, first_index, whole_shape
 from titan.compiler.verify.findings import Finding, at, shown, used_blocks
-from titan.compiler.verify.rings import bare
+from titan.compiler.verify.rings import bare, permutations
 from titan.compiler.verify.updates import Step, _factors, _trace
 
 _KINDS = ("tokens", "labels")
@@ -196,4 +196,4 @@ def data(plan: Plan) -> list[Finding]:
     for role in plan.roles:
         uses = _uses(plan, role, readers)
         found += _loads(plan, role) + _used(role, uses) + _count(plan, role, uses)
-    return found + _times(plan, "train") + _times(plan, "evaluate")
+    return found + _times(plan, "train") + _times(plan, "evaluate") + list(permutations(plan))

@@ -75,7 +75,7 @@ def ring_matching(plan: Plan, role: Role) -> Iterator[Finding]:
 
 
 def ring_progress(role: Role) -> Iterator[Finding]:
-    """No rank waits for one half of an exchange before it has issued the other: its neighbours stand where it stands."""
+    """No rank waits for one half of an exchange before it issues the other: its neighbours stand where it stands."""
     for block in role.blocks:
         waits = {i.reads[0]: n for n, i in enumerate(block.instructions) if i.opcode == "wait"}
         for exchange in exchanges(block)[0]:

@@ -37,8 +37,8 @@ def backward_weight(
 def _turn(attributes: Attributes, x: Tensor, direction: int) -> Tensor:
     width = int(attributes["head_dim"])
     heads = x.view(*x.shape[:-1], -1, width)
-    cosine, sine = _table(runs_of(attributes, x.shape[1]), width, float(attributes["theta"]), _scaling(attributes), direction,
-                          statistics(x.dtype), str(x.device))  # fmt: skip
+    found, theta = runs_of(attributes, x.shape[1]), float(attributes["theta"])
+    cosine, sine = _table(found, width, theta, _scaling(attributes), direction, statistics(x.dtype), str(x.device))
     half = width // 2
     swapped = torch.cat((heads[..., half:], heads[..., :half]), -1)
     return (heads * cosine).addcmul_(swapped, sine).to(x.dtype).view(x.shape)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,12 @@ def plan(
     kv_heads: int = KV_HEADS, **choices: object,
 ) -> Plan:  # fmt: skip
     strategy = Strategy(
-        context=context, context_form=form, context_heads=heads, context_order=order, stages=(LAYERS,), **choices  # type: ignore[arg-type]
+        context=context,
+        context_form=form,
+        context_heads=heads,
+        context_order=order,
+        stages=(LAYERS,),
+        **choices,  # type: ignore[arg-type]
     )
     return lower(spec(precision, kv_heads), strategy)
 
@@ -68,7 +74,7 @@ def test_every_pair_of_the_causal_mask_is_seen_once(ring: int) -> None:
             [p for first, n in runs(rank * length, length, zigzag, chunk) for p in range(first, first + n)]
             for rank in range(ring)
         ]
-        assert sorted(sum(where, [])) == list(range(ring * length))
+        assert sorted(p for found in where for p in found) == list(range(ring * length))
         seen: list[tuple[int, int]] = []
         for rank in range(ring):
             for step in range(ring):
@@ -104,7 +110,9 @@ def test_flops_of_the_plan_are_those_of_attention(context: int, heads: int) -> N
     sizes, product = Sizes(found), 2.0 * HEADS * WIDTH * SEQUENCE**2 / 2 / context
     table = found.segment_table
     for name, number in (("F.c0", 2), ("B.c0", 5)):
-        steps = [i for i in block(found, name).instructions if i.unit and table[i.unit.split(".l")[0]].body[0].row.alone]
+        steps = [
+            i for i in block(found, name).instructions if i.unit and table[i.unit.split(".l")[0]].body[0].row.alone
+        ]
         assert len(steps) == LAYERS * context // heads
         assert sum(map(sizes.flops, steps)) == pytest.approx(LAYERS * number * product, rel=1e-12)
 
@@ -159,14 +167,18 @@ def test_the_next_keys_are_on_their_way_while_a_step_computes() -> None:
     for name in ("F.c0", "B.c0"):
         listed = block(found, name).instructions
         steps = list(_steps(found, name))
-        for (before, _), (now, step) in zip(steps, steps[1:], strict=False):
+        for (before, _), (now, step) in pairwise(steps):
             moved = [r for r in step.reads if ".ring" in r and not r.startswith(("q", "d.")) and ".ring0" not in r]
             for register in moved:
                 issued = next(n for n, i in enumerate(listed) if i.writes == (register + "?",))
                 waited = next(n for n, i in enumerate(listed) if i.writes == (register,))
                 if step.unit.split(".l")[1] == listed[before].unit.split(".l")[1]:
                     assert issued < before < waited < now
-    gradients = [n for n, i in enumerate(block(found, "B.c0").instructions) if i.opcode == "recv" and i.writes[0].startswith("d.")]
+    gradients = [
+        n
+        for n, i in enumerate(block(found, "B.c0").instructions)
+        if i.opcode == "recv" and i.writes[0].startswith("d.")
+    ]
     listed = block(found, "B.c0").instructions
     for n in gradients:
         name = listed[n].writes[0].rstrip("?")
