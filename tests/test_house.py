@@ -178,6 +178,9 @@ def all_opcodes_plan() -> tuple[Plan, ...]:
         Configuration(data=2, tensor=2, sequence_parallel=True, zero=1, recompute="full"),
         Configuration(pipeline=2, schedule="zero_bubble_h1", tied=True),
         Configuration(context=2, context_form="heads"),
+        Configuration(context=2, context_form="ring"),
+        Configuration(data=2, zero=2),
+        Configuration(recompute="adaptive"),
         Configuration(tensor=2, sequence_parallel=True, family="kv_one"),
     )
     return tuple(lower(spec_of(c), strategy_of(c)) for c in cells)

@@ -48,7 +48,14 @@ def _rows(step: Op | Convert | Segment, table: dict[str, Value]) -> list[str]:
     if isinstance(step, Op):
         return [_call(step.operator, step.results, step.operands, table) + _rules(step, table)]
     body = [f"  {_call(call.operator, call.results, call.operands, table)}" for call in step.body]
-    return [f"segment {step.name}", *body]
+    return [f"segment {step.name}", *body, *_tiers(step)]
+
+
+def _tiers(step: Segment) -> list[str]:
+    """What recompute tiers drop of the segment's frame, and what they run again from what."""
+    drops = [f"  {tier} drops {' '.join(values)}" for tier, values in step.drops]
+    made = [(r.tier, " ".join(("the frame", *r.writes)), " ".join(r.reads)) for r in step.rebuilds]
+    return [*drops, *(f"  {tier} makes {what} again <- {reads}" for tier, what, reads in made)]
 
 
 def _call(operator: str, results: tuple[str, ...], operands: tuple[str, ...], table: dict[str, Value]) -> str:

@@ -48,8 +48,8 @@ class Configuration:
 
     def __str__(self) -> str:
         mesh = "".join(f"{axis[0]}{getattr(self, axis)}" for axis in AXES)
-        switches = ("sequence_parallel", "zero", "tied", "odd")
-        words = [name for name in switches if getattr(self, name)]
+        words = [name for name in ("sequence_parallel", "tied", "odd") if getattr(self, name)]
+        words += [f"zero{self.zero}"] if self.zero else []
         for name in ("recompute", "context_form", "schedule", "stages", "family"):
             if getattr(self, name) != getattr(Configuration(), name) or name == "family":
                 words.append(str(getattr(self, name)))

@@ -22,6 +22,7 @@ from tests.equivalence.comparison import mismatches, unproven
 from tests.equivalence.configurations import Configuration, spec_of, strategy_of
 
 torch.set_num_threads(1)
+PLAN_PASSES = {"transpose", "liveness", "transfers", "update", "buckets", "zero"}
 LONGEST = 40  # lines of a golden file: what a reviewer reads
 
 MEGATRON = Configuration(data=2, tensor=2, sequence_parallel=True)
@@ -31,9 +32,15 @@ GATHERED = Configuration(data=2, context=2)
 EXCHANGE = Configuration(context=2, context_form="heads")
 STAGES = Configuration(tensor=2, pipeline=3, stages="ends", sequence_parallel=True)
 RECOMPUTE = Configuration(tensor=2, pipeline=3, stages="ends", sequence_parallel=True, recompute="full")
+SELECTIVE = Configuration(pipeline=3, stages="ends", recompute="selective")
+ADAPTIVE = Configuration(pipeline=3, stages="ends", recompute="adaptive")
+GRADIENTS = Configuration(data=2, pipeline=3, stages="ends", zero=2)
+SHARDS = Configuration(data=2, pipeline=3, stages="ends", zero=3)
 SPLIT = Configuration(pipeline=3, stages="ends", schedule="zero_bubble_h1", family="gpt2")
 KV_ONE = Configuration(tensor=2, pipeline=3, stages="ends", sequence_parallel=True, family="kv_one")
 TIED = Configuration(data=2, pipeline=2, tied=True, zero=1)
+
+RING = Configuration(context=2, context_form="ring")
 
 GRAPHS: dict[str, tuple[str, Configuration, str]] = {  # golden file -> (pass, configuration, part)
     "data/layer": ("data", MEGATRON, "s"),
@@ -48,6 +55,9 @@ GRAPHS: dict[str, tuple[str, Configuration, str]] = {  # golden file -> (pass, c
     "layouts/head": ("layouts", GPT2, "head"),
     "layouts/gathered": ("layouts", GATHERED, "s"),
     "layouts/heads": ("layouts", EXCHANGE, "s"),
+    "ring/layer": ("ring", RING, "s"),
+    "layouts/ring": ("layouts", RING, "s"),
+    "recompute/notes": ("recompute", Configuration(recompute="full"), "s"),
     "segments/layer": ("segments", MEGATRON, "s"),
     "segments/gpt2": ("segments", GPT2, "s"),
 }
@@ -101,6 +111,10 @@ PLANS = {
     "liveness/evaluate": Shown(STAGES, lambda plan: _blocks(plan.roles[1], ("E.",))),
     "transfers/middle": Shown(STAGES, lambda plan: _blocks(plan.roles[1], ("recv.", "sent."))),
     "transfers/order": Shown(STAGES, lambda plan: _calls(plan.roles[1], "train")),
+    "recompute/selective": Shown(SELECTIVE, lambda plan: _blocks(plan.roles[1], ("F.", "B."))),
+    "recompute/adaptive": Shown(ADAPTIVE, lambda plan: _blocks(plan.roles[1], ("F.", "B."))),
+    "zero/gradients": Shown(GRADIENTS, lambda plan: _blocks(plan.roles[1], ("F.", "B.", "reduce", "step.", "gather"))),
+    "zero/parameters": Shown(SHARDS, lambda plan: _blocks(plan.roles[1], ("F.", "B.", "reduce", "step.", "gather"))),
     "update/tied_zero": Shown(TIED, _updates),
     "buckets/tied_zero": Shown(TIED, _buckets),
     "buckets/kv_replicas": Shown(KV_REPLICAS, _buckets),
@@ -147,7 +161,7 @@ def test_a_plan_after_a_pass(name: str, golden: Callable[[str], Callable[[str], 
 
 
 def test_every_pass_has_a_golden_folder() -> None:
-    passes = {step.__name__ for step in GRAPH_PASSES} | {"transpose", "liveness", "transfers", "update", "buckets"}
+    passes = {step.__name__ for step in GRAPH_PASSES} | PLAN_PASSES
     assert {name.split("/")[0] for name in (*GRAPHS, *PLANS)} == passes
     assert {folder.name for folder in (GOLDEN / "passes").iterdir()} == passes
 
