@@ -86,7 +86,9 @@ def test_the_plan_imports_only_the_standard_library() -> None:
 
 def test_the_compiler_never_imports_torch_or_the_runtime() -> None:
     for file in sources("compiler"):
-        assert third_party(file) <= {"click", "networkx", "numpy", "pydantic", "pydantic_core", "rich"}, file
+        allowed = {"click", "networkx", "numpy", "pydantic", "pydantic_core", "rich"}
+        optional = {"scipy"} if file == ROOT / "compiler/schedules/exact.py" else set()  # an extra, imported when asked
+        assert third_party(file) <= allowed | optional, file
         assert not any(under(name, "titan.runtime") for name in imported(file)), file
 
 
