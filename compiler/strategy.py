@@ -52,14 +52,14 @@ class Strategy:
     stages: tuple[int, ...] = ()
     reasons: tuple[tuple[str, str, str], ...] = field(default=())
     written_order: Order | None = None
-    shard: int = 0
-    gather: str = "each"
-    reduce: str = "once"
-    prefetch: int = 1
     wished_chunks: int = 0
     context_heads: int = 1
     context_order: str = "zigzag"
     tiers: tuple[str, ...] = ()
+    shard: int = 0
+    gather: str = "each"
+    reduce: str = "once"
+    prefetch: int = 1
 
     @property
     def world_size(self) -> int:

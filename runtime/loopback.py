@@ -14,6 +14,7 @@ from titan.runtime.interpreter import Executable, StepReport
 from titan.runtime.state import State, allocate, role_buckets, views
 from titan.runtime.transport.base import Handle
 from titan.runtime.transport.loopback import Loopback
+from titan.runtime.watermark import Watermark
 from torch import Tensor
 
 Run = Generator[Handle, None, StepReport]
@@ -61,6 +62,7 @@ def run_loopback(
     delay: Callable[[int], None] | None = None,
     device: str = "cpu",
     turn: Callable[[list[int]], None] | None = None,
+    watermark: Callable[[Executable], Watermark] | None = None,
 ) -> LoopbackResult:
     """Runs `steps` steps of a plan's order on all ranks.
 
@@ -83,6 +85,7 @@ def run_loopback(
             check=check,
             delay=delay,
             capture=kept.capture(rank) if kept else None,
+            watermark=watermark,
         )
         for rank in range(size)
     ]

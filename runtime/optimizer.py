@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import torch
 from titan.compiler.plan.program import Bucket, Plan
-from titan.runtime.state import Moments, State, own_range, part
+from titan.runtime.state import Moments, State, held_slice, own_range
 from torch import Tensor
 
 CHUNK = 1 << 18  # elements that are clipped at once, so that the scaled copy stays in the cache
@@ -108,9 +108,9 @@ class BucketOptimizer:
         self._state = state
         start, stop = own_range(plan, bucket, state.coordinates)
         moments = state.moments[bucket.name]
-        self._own = part(plan, bucket, state, "p", start, stop)
+        self._own = held_slice(plan, bucket, state, "p", start, stop)
         self._master = moments.master
-        gradient = part(plan, bucket, state, "g", start, stop)
+        gradient = held_slice(plan, bucket, state, "g", start, stop)
         self._ranges = tuple(
             self._range(decay, a - start, b - start, gradient, moments)
             for decay, a, b in _decay_ranges(plan, bucket, start, stop)

@@ -71,7 +71,7 @@ def own_range(plan: Plan, bucket: Bucket, coordinates: dict[str, int]) -> tuple[
     return held_range(plan, bucket, coordinates, "o")
 
 
-def part(plan: Plan, bucket: Bucket, state: State, kind: str, start: int, stop: int) -> Tensor:
+def held_slice(plan: Plan, bucket: Bucket, state: State, kind: str, start: int, stop: int) -> Tensor:
     """View of elements [start, stop) of the flat bucket in the buffer `kind` (p or g), which must hold them."""
     first, last = held_range(plan, bucket, state.coordinates, kind)
     assert first <= start <= stop <= last, f"{kind}.{bucket.name} holds [{first}, {last}), not [{start}, {stop})"
@@ -108,7 +108,7 @@ def _fill(plan: Plan, bucket: Bucket, state: State) -> None:
         start, stop = max(first, begin), min(last, end)
         if start < stop:
             value = initial_value(parameter, plan.mesh, state.coordinates, seed)
-            part(plan, bucket, state, "p", start, stop).copy_(value.reshape(-1)[start - begin : stop - begin])
+            held_slice(plan, bucket, state, "p", start, stop).copy_(value.reshape(-1)[start - begin : stop - begin])
     refresh_master(plan, bucket, state)
 
 
@@ -117,4 +117,4 @@ def refresh_master(plan: Plan, bucket: Bucket, state: State) -> None:
     moments = state.moments.get(bucket.name)
     if moments is not None and moments.master is not None:
         start, stop = own_range(plan, bucket, state.coordinates)
-        moments.master.copy_(part(plan, bucket, state, "p", start, stop))
+        moments.master.copy_(held_slice(plan, bucket, state, "p", start, stop))

@@ -108,7 +108,9 @@ class Sharding:
     def finished(self) -> tuple[Block, ...]:
         """Every block that an order calls, in the order of the drafts."""
         names = list(self.drafts)
-        return tuple(block for (name, _), block in sorted(self.blocks.items(), key=lambda item: names.index(item[0][0])))
+        return tuple(
+            block for (name, _), block in sorted(self.blocks.items(), key=lambda item: names.index(item[0][0]))
+        )
 
     def _marks(self, calls: tuple[BlockCall, ...]) -> dict[tuple[int, int], Marks]:
         first: dict[str, tuple[int, int]] = {}
@@ -143,7 +145,9 @@ class Sharding:
             word = name + (".first" if marks.opens else "") + (".last" if marks.closes or marks.complete else "")
             taken = sum(block.name.startswith(word) for block in self.blocks.values()) if word != name else 0
             word += str(taken + 1) if taken else ""
-            self.blocks[name, marks] = Block(word, ("i",), liveness(instructions, draft.outlive | rewrite.outlive, dict(draft.by_tier)))
+            self.blocks[name, marks] = Block(
+                word, ("i",), liveness(instructions, draft.outlive | rewrite.outlive, dict(draft.by_tier))
+            )
         return self.blocks[name, marks]
 
     def shared(self, bucket: str) -> bool:

@@ -53,7 +53,6 @@ class Bucket:
     uncounted: str
     homes: tuple[int, ...]
 
-
     def local(self, kind: str, degree: int) -> int:
         """Elements of the buffer `kind` (p, g or o) on one rank, one copy; `degree` is the size of `shards`."""
         return self.elements // degree if kind in self.sharded else self.elements

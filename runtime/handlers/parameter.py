@@ -9,7 +9,7 @@ from titan.runtime.dtypes import DTYPES
 from titan.runtime.handlers.binding import Action, Binding
 from titan.runtime.optimizer import BucketOptimizer, counted_range, sum_of_squares
 from titan.runtime.registers import ProgramError
-from titan.runtime.state import part
+from titan.runtime.state import held_slice
 from titan.runtime.transport.base import Then
 from torch import Tensor
 
@@ -91,7 +91,7 @@ def grad_norm(binding: Binding, instruction: Instruction) -> Action:
         bucket = _bucket(binding, name)
         counted = counted_range(binding.plan, bucket, binding.coordinates)
         if counted is not None:
-            parts.append(part(binding.plan, bucket, binding.state, "g", *counted))
+            parts.append(held_slice(binding.plan, bucket, binding.state, "g", *counted))
     (kind,) = binding.registers.types(instruction.writes[0])
     slots, target, device = binding.slots, binding.registers.write(instruction.writes[0]), binding.device
     dtype = DTYPES[kind.dtype]
