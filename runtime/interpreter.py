@@ -12,21 +12,28 @@ from dataclasses import dataclass, field
 
 from titan.compiler.plan.instruction import Instruction
 from titan.compiler.plan.program import Plan
+from titan.compiler.plan.segment import TIERS
+from titan.compiler.plan.sizes import Sizes
 from titan.compiler.plan.text import instruction_text
 from titan.runtime.data import TokenSource
+from titan.runtime.forecast import Forecast
 from titan.runtime.handlers.binding import Action, Binding
 from titan.runtime.handlers.table import HANDLERS
+from titan.runtime.reading import out_of_memory, reading
 from titan.runtime.registers import ProgramError
 from titan.runtime.state import State
 from titan.runtime.transport.base import Handle, Transport
+from titan.runtime.watermark import Record, Watermark
 from torch import Tensor
+
+RETRIED = frozenset(("compute", "collective", "transfer", "memory", "data"))  # kinds of opcodes that can be run again
 
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
     """What a step gave. `loss` and `grad_norm` are None on ranks whose program does not report them; `peak_bytes` is
-    the most bytes of registers live at once, by the plan's sizes; `skipped`: the gradient was not finite, nothing was
-    updated.
+    the most bytes of registers live at once, by the plan's sizes (with workspace where tiers are left to the run);
+    `skipped`: the gradient was not finite, nothing was updated.
     """
 
     step: int
@@ -53,28 +60,41 @@ class Executable:
         check: bool = False,
         delay: Callable[[int], None] | None = None,
         capture: Callable[[str, Tensor], None] | None = None,
+        watermark: Callable[[Executable], Watermark] | None = None,
     ) -> None:
         """`check` compares every written register with its type in the plan; `delay` is called before each instruction;
-        `capture` is given each bucket's name and reduced gradient just before its optimizer step."""
+        `capture` is given each bucket's name and reduced gradient just before its optimizer step; `watermark` makes the
+        policy of a program that leaves recompute tiers to the run, in place of the usual one."""
         self.rank, self.order, self.position = rank, order, 0
         self._delay = delay
         self._state = state
-        self._binding = Binding(plan, rank, transport, state, source, order, capture)
+        instructions = [instruction for *_, instruction in plan.role_of(rank).instructions(order)]
+        adaptive = any(i.opcode == "watermark" for i in instructions)
+        tiers = TIERS if adaptive else ("",)
+        self._binding = Binding(plan, rank, transport, state, source, order, capture, tiers)
         self._instructions: list[Instruction] = []
         self._actions: list[Action] = []
-        for *_, instruction in plan.role_of(rank).instructions(order):
+        for instruction in instructions:
             self._append(instruction, check)
         self._binding.registers.finish()
+        self.watermark = (watermark or usual)(self) if adaptive else None
+        if self.watermark is not None:
+            self._binding.admit = self.watermark.admit
 
     def _append(self, instruction: Instruction, check: bool) -> None:
+        self._binding.registers.enter(instruction.when)
         try:
             action = HANDLERS[instruction.opcode](self._binding, instruction)
+            if check:
+                action = _checked(action, self._binding, instruction)
+            if instruction.when:
+                action = _conditional(action, self._binding, instruction)
         except ProgramError as error:
             where = f"rank {self.rank}, instruction {len(self._actions)} `{instruction_text(instruction)}`"
             raise ProgramError(f"{where}: {error.diagnostics[0].message}") from error
         self._binding.registers.mark()
         self._instructions.append(instruction)
-        self._actions.append(_checked(action, self._binding, instruction) if check else action)
+        self._actions.append(action)
 
     def __len__(self) -> int:
         return len(self._actions)
@@ -94,14 +114,32 @@ class Executable:
         """One step. Yields the handle of a wait as long as that is not done; returns the report."""
         delay = self._delay
         self._binding.begin(step)
+        if self.watermark is not None:
+            self.watermark.start(step)
         for position, action in enumerate(self._actions):
             self.position = position
             if delay is not None:
                 delay(position)
-            while (handle := action()) is not None:
+            while True:
+                try:
+                    handle = action()
+                except Exception as error:
+                    if not self._relieved(error):
+                        raise
+                    continue
+                if handle is None:
+                    break
                 yield handle
         self.position = len(self._actions)
+        if self.watermark is not None:
+            self.watermark.finish()
         return self._report(step)
+
+    def _relieved(self, error: Exception) -> bool:
+        """An allocation failed and stored frames could make room: the instruction, which has done nothing that it does
+        not know of, is run again."""
+        known = self._instructions[self.position].row.kind in RETRIED
+        return known and self.watermark is not None and out_of_memory(error) and self.watermark.relieve(self.position)
 
     def _report(self, step: int) -> StepReport:
         found = self._binding.end()
@@ -110,15 +148,45 @@ class Executable:
             step=step,
             loss=found.get("loss"),
             grad_norm=None if norm is None else norm**0.5,
-            peak_bytes=max(self._binding.registers.curve, default=0),
+            peak_bytes=self._peak(),
             instructions=len(self._actions),
             skipped=self._binding.skipped,
             values=found,
         )
 
+    def _peak(self) -> int:
+        if self.watermark is not None:
+            return self.watermark.forecast.peak()
+        return max(self._binding.registers.curve, default=0)
+
+
+def usual(executable: Executable, record: Record | None = None, kind: type[Watermark] = Watermark) -> Watermark:
+    """The policy of a program by the memory of its device."""
+    binding, instructions = executable._binding, executable._instructions
+    plan, registers = binding.plan, binding.registers
+    frames = {i.writes[0]: str(i.attribute("begin")) for i in instructions if i.opcode == "watermark"}
+    buffers = sum(t.nbytes for t in binding.state.buffers.values())
+    limit = int(plan.setting("memory.limit_bytes") or 1 << 62)
+
+    def drop(frame: str, tier: str, names: tuple[str, ...]) -> None:
+        registers.end(names)
+        registers.slots[registers.slot(frame)] = tier
+
+    forecast = Forecast(instructions, registers.lives, Sizes(plan))
+    return kind(forecast, reading(limit, buffers, binding.device), frames, drop, record)
+
+
+def _conditional(action: Action, binding: Binding, instruction: Instruction) -> Action:
+    """The action in the tiers of its frame that run it, nothing in others."""
+    slots, tier, when = binding.slots, binding.registers.slot(instruction.frame), instruction.when
+    if not tier:
+        raise ProgramError(f"{instruction.frame} is read before it is written")
+    return lambda: action() if slots[tier] in when else None
+
 
 def _checked(action: Action, binding: Binding, instruction: Instruction) -> Action:
-    checks = [binding.registers.checker(name) for name in instruction.writes if not name.endswith("?")]
+    typed = (name for name in instruction.writes if not name.endswith("?") and not name.startswith("tier."))
+    checks = [binding.registers.checker(name) for name in typed]
 
     def run() -> Handle | None:
         handle = action()

@@ -6,7 +6,7 @@ so the peak is known before the first step. Buffers have slots too; they live fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -27,18 +27,77 @@ class ProgramError(TitanError):
         super().__init__(Diagnostic("T610", message), exit_code=1)
 
 
-class Registers:
-    """Slots by name. While a program is loaded, `read`, `write` and `free` follow each register's life."""
+class Lives:
+    """The registers of one program without choices: bytes of those that live, and their sum, instruction by
+    instruction: the most during each (`curve`) and what is left after it (`after`)."""
 
-    def __init__(self, plan: Plan, buffers: dict[str, Tensor]) -> None:
-        self.slots: list[Any] = list(buffers.values())
+    def __init__(self) -> None:
+        self.live: dict[str, int] = {}
+        self.begin: dict[str, int] = {}
+        self.end: dict[str, int] = {}
         self.curve: list[int] = []
+        self.after: list[int] = []
+        self._bytes = 0
+        self._peak = 0
+
+    def check(self, name: str) -> None:
+        if name not in self.live:
+            verb = "after it was freed" if name in self.begin else "before it is written"
+            raise ProgramError(f"{name} is read {verb}")
+
+    def write(self, name: str, size: int) -> None:
+        if name in self.begin:
+            raise ProgramError(f"{name} is written a second time")
+        self.begin[name] = len(self.after)
+        self.live[name] = size
+        self._bytes += size
+        self._peak = max(self._peak, self._bytes)
+
+    def free(self, name: str) -> None:
+        self.check(name)
+        self.end[name] = len(self.after)
+        self._bytes -= self.live.pop(name)
+
+    def empty(self, name: str) -> None:
+        """The register lives on without its bytes."""
+        self._bytes -= self.live[name]
+        self.live[name] = 0
+
+    def mark(self) -> None:
+        self.curve.append(self._peak)
+        self.after.append(self._bytes)
+        self._peak = self._bytes
+
+    def lives_at(self, name: str, position: int) -> bool:
+        """Whether a register holds a value just before an instruction."""
+        return name in self.begin and self.begin[name] < position <= self.end.get(name, position)
+
+
+class Registers:
+    """Slots by name. While a program is loaded, `read`, `write` and `free` follow each register's life: in each of the
+    `tiers` that a program leaves to the run, or in the one program that there is."""
+
+    def __init__(self, plan: Plan, buffers: dict[str, Tensor], tiers: tuple[str, ...] = ("",)) -> None:
+        self.slots: list[Any] = list(buffers.values())
+        self.lives = {tier: Lives() for tier in tiers}
         self._plan, self._sizes = plan, Sizes(plan)
         self._index = {name: number for number, name in enumerate(buffers)}
         self._buffers = frozenset(buffers)
-        self._live: dict[str, int] = {}
-        self._bytes = 0
-        self._peak = 0
+        self._active = tuple(self.lives.values())
+
+    @property
+    def position(self) -> int:
+        """Number of the instruction that is being loaded."""
+        return len(self.curve)
+
+    @property
+    def curve(self) -> list[int]:
+        """Most bytes of registers that live during each instruction; of a program with choices, in its first tier."""
+        return next(iter(self.lives.values())).curve
+
+    def enter(self, tiers: tuple[str, ...]) -> None:
+        """The next instruction runs in some tiers only (none given: in all)."""
+        self._active = tuple(self.lives[tier] for tier in tiers or self.lives)
 
     def is_buffer(self, name: str) -> bool:
         return name in self._buffers
@@ -50,35 +109,37 @@ class Registers:
 
     def read(self, name: str) -> int:
         """Slot of a live register or a buffer."""
-        if name not in self._buffers and name not in self._live:
-            verb = "after it was freed" if name in self._index else "before it is written"
-            raise ProgramError(f"{name} is read {verb}")
+        if name not in self._buffers:
+            for lives in self._active:
+                lives.check(name)
         return self._index[name]
 
     def write(self, name: str) -> int:
         """New slot for a register, which lives from here on."""
-        if name in self._index:
+        if name in self._buffers:
             raise ProgramError(f"{name} is written a second time")
-        self._index[name] = len(self.slots)
-        self.slots.append(None)
-        self._live[name] = size = self._size(name)
-        self._bytes += size
-        self._peak = max(self._peak, self._bytes)
+        size = self._size(name)
+        for lives in self._active:
+            lives.write(name, size)
+        if name not in self._index:  # else another tier has a slot for it
+            self._index[name] = len(self.slots)
+            self.slots.append(None)
         return self._index[name]
 
     def free(self, name: str) -> int:
         """Slot whose life ends."""
-        slot = self.read(name)
         if name in self._buffers:
             raise ProgramError(f"the buffer {name} is freed")
-        self._bytes -= self._live.pop(name)
-        return slot
+        for lives in self._active:
+            lives.free(name)
+        return self._index[name]
 
     def settle(self, pending: str, value: str | None) -> tuple[int, int | None]:
         """A wait: the pending register ends and, if it has one, its value begins with the same bytes."""
-        if pending in self._live and value is not None:
-            self._bytes -= self._live.pop(pending)
-            self._live[pending] = 0
+        if value is not None:
+            for lives in self._active:
+                lives.check(pending)
+                lives.empty(pending)
             target = self.write(value)
         else:
             target = None
@@ -86,12 +147,12 @@ class Registers:
 
     def mark(self) -> None:
         """End of an instruction: one more point of the curve, the most bytes that were live during it."""
-        self.curve.append(self._peak)
-        self._peak = self._bytes
+        for lives in self.lives.values():
+            lives.mark()
 
     def finish(self) -> None:
         """End of the program: nothing may be left."""
-        left = list(self._live)
+        left = list(dict.fromkeys(name for lives in self.lives.values() for name in lives.live))
         if left:
             raise ProgramError(f"{len(left)} registers are never freed: {', '.join(left[:5])}")
 
@@ -119,6 +180,15 @@ class Registers:
             return self._sizes.register(name)
         except KeyError:
             raise ProgramError(f"{name} has no type") from None
+
+    def slot(self, name: str) -> int:
+        """Slot of a register that some instruction before writes; 0, which is a buffer's, when none does."""
+        return self._index.get(name, 0)
+
+    def end(self, names: Iterable[str]) -> None:
+        """Ends values while the program runs."""
+        for name in names:
+            self.slots[self._index[name]] = None
 
     def checker(self, name: str) -> Callable[[], None]:
         """A check that the slot holds exactly what the plan says; raises ProgramError with both."""

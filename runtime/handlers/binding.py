@@ -35,18 +35,21 @@ class Binding:
         source: TokenSource,
         order: str,
         capture: Callable[[str, Tensor], None] | None,
+        tiers: tuple[str, ...] = ("",),
     ) -> None:
+        """`tiers` are those that the program leaves to the run."""
         self.plan, self.rank, self.transport, self.state, self.source = plan, rank, transport, state, source
         self.training = order == "train"
         self.capture = capture
         self.coordinates = plan.mesh.coordinates(rank)
-        self.registers = Registers(plan, state.buffers)
+        self.registers = Registers(plan, state.buffers, tiers)
         self.slots: list[Any] = self.registers.slots
         self.device = transport.device
         self.step = 0
         self.skipped = False
         self.places: list[Place] = []
         self.reports: dict[str, Tensor] = {}
+        self.admit: Callable[[str, int], str] | None = None  # the tier of a frame at a position
         self._segments: dict[str, BoundSegment] = {}
         self._place_of: dict[int, int] = {}
 

@@ -26,6 +26,18 @@ def wait(binding: Binding, instruction: Instruction) -> Action:
     return run
 
 
+def watermark(binding: Binding, instruction: Instruction) -> Action:
+    """Without anybody to decide, every frame has the tier that the plan begins with."""
+    (frame,), slots = instruction.writes, binding.slots
+    target, position = binding.registers.write(frame), binding.registers.position
+    begin = str(instruction.attribute("begin"))
+
+    def run() -> None:
+        slots[target] = begin if binding.admit is None else binding.admit(frame, position)
+
+    return run
+
+
 def free(binding: Binding, instruction: Instruction) -> Action:
     slots = binding.slots
     ended = tuple(binding.registers.free(name) for name in instruction.reads)

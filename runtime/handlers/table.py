@@ -29,6 +29,7 @@ HANDLERS: dict[str, Handler] = {
     "recv": transfer.recv,
     "wait": memory.wait,
     "free": memory.free,
+    "watermark": memory.watermark,
     "unshard": parameter.unshard,
     "open_grad": parameter.open_grad,
     "reduce_grad": parameter.reduce_grad,
