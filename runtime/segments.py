@@ -61,6 +61,21 @@ class _Backward:
     unkept: tuple[int, ...]
 
 
+@dataclass(slots=True)
+class _Progress:
+    """How far a backward has come: values and gradients by slot, calls that are done, and of the next one the input
+    gradients that it has given (its cheap weights with them), and whether they are added."""
+
+    values: Slots
+    d: Slots
+    done: int = 0
+    found: tuple[Tensor, ...] | None = None
+    added: bool = False
+
+    def next(self) -> None:
+        self.done, self.found, self.added = self.done + 1, None, False
+
+
 @dataclass(frozen=True, slots=True)
 class _Run:
     """Calls in order, the slots of what they are given (values, pieces of the frame) and of what they make."""
@@ -104,6 +119,7 @@ class BoundSegment:
         self._weight_frame = tuple((n.startswith("d."), self._slot[n.removeprefix("d.")]) for n in segment.weight_frame)
         self._attributes = attributes
         self._runs: dict[tuple[str, ...], _Run] = {}
+        self._interrupted: _Progress | None = None
         self._backward = self._backward_steps(attributes)
 
     def forward(
@@ -165,19 +181,24 @@ class BoundSegment:
         """Gradients of the differentiable inputs in order; adds those of the parameters into their views.
 
         `gradients` are those of the differentiable outputs in order; `carried` maps inputs to partial gradients from
-        other readers, which are added to the result.
+        other readers, which are added to the result. When an allocation fails in the middle, the next call goes on from
+        there: no gradient is added twice.
         """
-        values = self._restored(kept_inputs, kept_outputs, frame, held)
-        d: Slots = [None] * len(values)
-        _fill(d, self._output_gradients, gradients)
+        state = self._interrupted = self._interrupted or self._restored(
+            gradients, kept_inputs, kept_outputs, frame, held
+        )
         place = place.at(self.layer)
-        for step in self._backward:
-            given = _given(step, d)
-            self._transpose(step, values, d, given, place, into)
+        for step in self._backward[state.done :]:
+            given = _given(step, state.d)
+            self._transpose(step, state, given, place, into)
             if step.weight is not None and not step.with_input:
-                step.weight(step.attributes, place, _named(step.saved_weight, values), given, _into(step, into))
-            _drop(d, step.ends)
-        return self._results(d, carried)
+                saved = _named(step.saved_weight, state.values)
+                step.weight(step.attributes, place, saved, given, _into(step, into))
+            _drop(state.d, step.ends)
+            state.next()
+        results = self._results(state.d, carried)
+        self._interrupted = None
+        return results
 
     def backward_input(
         self,
@@ -191,27 +212,33 @@ class BoundSegment:
         into: Given = NOTHING,
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """(gradients of the differentiable inputs, weight frame); cheap parameters get their gradient here."""
-        values = self._restored(kept_inputs, kept_outputs, frame, held)
-        d: Slots = [None] * len(values)
-        _fill(d, self._output_gradients, gradients)
+        state = self._interrupted = self._interrupted or self._restored(
+            gradients, kept_inputs, kept_outputs, frame, held
+        )
         place = place.at(self.layer)
-        for step in self._backward:
-            self._transpose(step, values, d, _given(step, d), place, into)
-            _drop(d, step.unkept)
-        weight_frame = tuple((d if of_gradient else values)[slot] for of_gradient, slot in self._weight_frame)
-        return self._results(d, carried), weight_frame
+        for step in self._backward[state.done :]:
+            self._transpose(step, state, _given(step, state.d), place, into)
+            _drop(state.d, step.unkept)
+            state.next()
+        results = self._results(state.d, carried)
+        self._interrupted = None
+        return results, tuple(
+            (state.d if of_gradient else state.values)[slot] for of_gradient, slot in self._weight_frame
+        )
 
     def backward_weight(self, weight_frame: Sequence[Tensor], place: Place, into: Given = NOTHING) -> None:
         """Adds the gradients that `backward_input` left out, from the frame that it gave."""
-        values: Slots = self._blank.copy()
-        d: Slots = [None] * len(values)
+        state = self._interrupted = self._interrupted or _Progress(self._blank.copy(), [None] * len(self._blank))
+        values, d = state.values, state.d
         place = place.at(self.layer)
         for (of_gradient, slot), tensor in zip(self._weight_frame, weight_frame, strict=True):
             (d if of_gradient else values)[slot] = tensor
-        for step in self._backward:
+        for step in self._backward[state.done :]:
             if step.weight is not None and not step.with_input:
                 given, target = _given(step, d), _into(step, into)
                 step.weight(step.attributes, place, _named(step.saved_weight, values), given, target)
+            state.next()
+        self._interrupted = None
 
     def _slots(self, names: tuple[str, ...]) -> tuple[int, ...]:
         return tuple(self._slot[name] for name in names)
@@ -224,33 +251,48 @@ class BoundSegment:
         return values
 
     def _restored(
-        self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], frame: Sequence[Tensor], held: Given
-    ) -> Slots:
+        self,
+        gradients: Sequence[Tensor],
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        frame: Sequence[Tensor],
+        held: Given,
+    ) -> _Progress:
         values = self._values(held)
         _fill(values, self._kept_inputs, inputs)
         _fill(values, self._kept_outputs, outputs)
         _fill(values, self._frame, frame)
-        return values
+        d: Slots = [None] * len(values)
+        _fill(d, self._output_gradients, gradients)
+        return _Progress(values, d)
 
     def _results(self, d: Slots, carried: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         return tuple(d[slot] + carried[name] if name in carried else d[slot] for name, slot in self._input_gradients)
 
     @staticmethod
-    def _transpose(
-        step: _Backward, values: Slots, d: Slots, given: tuple[Tensor, ...], place: Place, into: Given
-    ) -> None:
+    def _transpose(step: _Backward, state: _Progress, given: tuple[Tensor, ...], place: Place, into: Given) -> None:
         """Input gradients of one call, added to what other readers gave; weights too for cheap parameters."""
-        if step.both is not None:
-            found = step.both(step.attributes, place, _named(step.saved, values), given, _into(step, into))
-        else:
-            found = ()
-            if step.input is not None:
-                found = step.input(step.attributes, place, _named(step.saved, values), given)
-            if step.weight is not None and step.with_input:
-                step.weight(step.attributes, place, _named(step.saved_weight, values), given, _into(step, into))
-        for target, gradient in zip(step.targets, found):
-            if target is not None:
-                d[target] = gradient if d[target] is None else d[target] + gradient
+        values, d = state.values, state.d
+        if state.found is None:
+            if step.both is not None:
+                found = step.both(step.attributes, place, _named(step.saved, values), given, _into(step, into))
+            else:
+                found = ()
+                if step.input is not None:
+                    found = step.input(step.attributes, place, _named(step.saved, values), given)
+                if step.weight is not None and step.with_input:
+                    step.weight(step.attributes, place, _named(step.saved_weight, values), given, _into(step, into))
+            state.found = found
+        if not state.added:
+            targets = [(t, g) for t, g in zip(step.targets, state.found) if t is not None]
+            if len({t for t, _ in targets}) == len(targets):
+                sums = [g if d[t] is None else d[t] + g for t, g in targets]
+                for (target, _), total in zip(targets, sums):
+                    d[target] = total
+            else:  # one value is read twice by a call
+                for target, gradient in targets:
+                    d[target] = gradient if d[target] is None else d[target] + gradient
+            state.added = True
 
     def _steps(self, body: tuple[Call, ...], made: tuple[str, ...]) -> tuple[_Forward, ...]:
         """Calls of the body; what they leave is dropped after its last use, but for what the run is to make."""
