@@ -21,10 +21,12 @@ class Strategy:
     context_form       `gathered` (keys and values gathered), `heads` (Ulysses head exchange) or `ring`
     context_heads      with `ring`: ranks of each ring place that exchange heads; context / context_heads form the ring
     context_order      with `ring`: `zigzag`, where all ranks have equal work, or `contiguous`
+    loss_rows          tokens whose logits are formed at once and not kept; 0: all, kept until backward
     zero               ZeRO stage: sharded are 1 optimizer state, 2 gradients too, 3 parameters too
     shard              data ranks that share shards (HSDP); 0: all
     gather             with ZeRO-3, parameters are gathered for `each` forward and backward, or `once` a step
-    reduce             gradients are scattered after `each` micro-batch, or kept whole and summed `once` a step
+    reduce             from ZeRO-2 on, gradients are scattered after `each` micro-batch; with ZeRO-3 they may be kept
+                       whole and summed `once` a step
     prefetch           with ZeRO-3, how many layers ahead of their use parameters are gathered
     schedule           a name of `compiler/schedules`
     recompute          `none`, `selective` or `full` for every layer, `mixed`: as `tiers` say, or `adaptive`: the plan
@@ -55,10 +57,11 @@ class Strategy:
     wished_chunks: int = 0
     context_heads: int = 1
     context_order: str = "zigzag"
+    loss_rows: int = 0
     tiers: tuple[str, ...] = ()
     shard: int = 0
     gather: str = "each"
-    reduce: str = "once"
+    reduce: str = "each"
     prefetch: int = 1
 
     @property

@@ -162,7 +162,8 @@ def _layer(b: _Builder, block: Dense, name: str) -> Part:
     return b.part(name, True, ("x",), (_ffn(b, _attention(b, "x"), block),))
 
 
-def _head(b: _Builder) -> Part:
+def _head(b: _Builder, rows: int) -> Part:
+    """`rows`: tokens whose logits are formed at once and not kept; 0: all, kept until backward."""
     model, statistic = b.model, statistics_dtype(b.dtype)
     b.value("x", "hidden", model.hidden)
     b.data("labels", "i64")
@@ -170,13 +171,17 @@ def _head(b: _Builder) -> Part:
     normed = b.norm("x", "head_in", "final_norm")
     weight = "embed.weight" if model.tied else "head.weight"
     b.parameter(weight, ("vocab", "hidden"), (b.vocab, model.hidden))
-    b.op("linear", "logits", (normed, weight), "vocab", b.vocab)
     for name in ("peak", "total", "target"):
         b.values[name] = Value(name, statistic, SEQUENCE, (b.batch, b.sequence))
     b.values["loss"] = Value("loss", statistic, (), ())
-    vocab = ("vocab", model.vocab)
-    b.ops.append(Op("vocab_max", ("peak",), ("logits",), (vocab,)))
-    b.ops.append(Op("vocab_sum", ("total", "target"), ("logits", "labels", "peak"), (vocab,)))
+    given: tuple[tuple[str, Attribute], ...] = (("vocab", model.vocab),)
+    operands, kind = (normed, weight), "linear_vocab"
+    if rows:
+        given = (*given, ("rows", rows))
+    else:
+        operands, kind = (b.op("linear", "logits", operands, "vocab", b.vocab),), "vocab"
+    b.ops.append(Op(f"{kind}_max", ("peak",), operands, given))
+    b.ops.append(Op(f"{kind}_sum", ("total", "target"), (*operands, "labels", "peak"), given))
     b.ops.append(Op("token_loss", ("loss",), ("peak", "total", "target", "labels", "count"), (("kind", model.loss),)))
     return b.part("head", False, ("x", "labels", "count"), ("loss",))
 
@@ -199,6 +204,6 @@ def build(spec: Spec, strategy: Strategy, mesh: Mesh) -> ModelGraph:
         chain.extend((index, layer + offset) for offset in range(group.count))
         layer += group.count
     layers = tuple(_layer(builder(), block, "s" if index == 1 else f"k{index}s") for block, index in kinds.items())
-    parts = (_embed(builder()), *layers, _head(builder()))
+    parts = (_embed(builder()), *layers, _head(builder(), strategy.loss_rows))
     chain.append((len(parts) - 1, None))
     return ModelGraph(mesh, parts, tuple(chain))

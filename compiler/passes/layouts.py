@@ -24,6 +24,8 @@ START = {
     "attention": (0, 1),
     "vocab_max": (0, 2),
     "vocab_sum": (0, 2),
+    "linear_vocab_max": (1, 0),
+    "linear_vocab_sum": (1, 0),
 }
 
 
@@ -70,9 +72,7 @@ class _Part:
         index = 0
         for step in self.part.steps:
             if isinstance(step, Convert):  # a shift: the same layout on another rank
-                self.values[step.result] = replace(
-                    self.values[step.result], layout=self.values[step.source].layout
-                )
+                self.values[step.result] = replace(self.values[step.result], layout=self.values[step.source].layout)
                 self.steps.append(step)
             elif isinstance(step, Op):
                 self._op(step, labels[index], {f for f in self.factors if index in raised[f]})
@@ -227,7 +227,11 @@ def _raised(ops: list[Op], labels: list[frozenset[str]], part: Part) -> frozense
         if index in chosen:
             for operand in ops[index].operands:
                 free = kinds[operand].kind != "activation" or producers.get(operand) in chosen
-                if not free and not _sharded(operand, producers, ops, labels) and not any(labels[c] and c not in chosen for c in wanted[operand]):
+                if (
+                    not free
+                    and not _sharded(operand, producers, ops, labels)
+                    and not any(labels[c] and c not in chosen for c in wanted[operand])
+                ):
                     chosen.discard(index)
     return frozenset(chosen)
 

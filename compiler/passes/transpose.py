@@ -117,6 +117,8 @@ class Transpose:
         return self.gradient(value, self.number[value])
 
     def _segment(self, step: Segment) -> None:
+        if not any(v in step.differentiable for v in step.outputs):
+            return  # statistics only
         for value in step.inputs:
             self.emitted += self.awaited.pop(self.register(value), [])
         reads = [self.current[step.final(v)] for v in step.outputs if v in step.differentiable]

@@ -128,6 +128,16 @@ def _linear_flops(attributes: Mapping[str, Attribute], ins: tuple[TensorType, ..
     return Flops(work, work, work)
 
 
+def _passes(forward: int, backward: int) -> Counting:
+    """Products of a matrix with every token: the logits, again in backward where they are not kept, both gradients."""
+
+    def count(attributes: Mapping[str, Attribute], ins: tuple[TensorType, ...]) -> Flops:
+        work = 2.0 * ins[0].elements * ins[1].shape[0]
+        return Flops(forward * work, backward * work)
+
+    return count
+
+
 def _norm_type(statistics: int) -> Typing:
     def typing(attributes: Mapping[str, Attribute], ins: tuple[TensorType, ...]) -> tuple[tuple[str, Shape], ...]:
         kept = (statistics_dtype(ins[0].dtype), ins[0].shape[:-1])
@@ -253,6 +263,16 @@ _ROWS = (
         "vocab_sum", ("logits", "labels", "peak"), ("total", "target"), "bsv,bs,bs->bs,bs",
         _vocab_sum_type, _elementwise(3, 4),
         data=("labels", "peak"), saves=("logits", "labels", "peak"),
+    ),
+    Operator(
+        "linear_vocab_max", ("x", "weight"), ("peak",), "bsk,vk->bs", _vocab_max_type, _passes(1, 0),
+        parameters=("weight",), whole="k", weight_with_input=True, differentiable=False, partial="M",
+    ),
+    Operator(
+        "linear_vocab_sum", ("x", "weight", "labels", "peak"), ("total", "target"), "bsk,vk,bs,bs->bs,bs",
+        _vocab_sum_type, _passes(1, 3),
+        parameters=("weight",), data=("labels", "peak"), whole="k", saves=("x", "weight", "labels", "peak"),
+        weight_with_input=True,
     ),
     Operator(
         "token_loss", ("peak", "total", "target", "labels", "count"), ("loss",), "bs,bs,bs,bs,->",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from titan.compiler.plan.operators import DTYPE_BYTES, Flops
 from titan.compiler.plan.segment import Call, Segment
 
@@ -47,11 +49,20 @@ def _forward_workspace(segment: Segment, body: tuple[Call, ...], retained: set[s
             if value not in retained:
                 inside[value] = segment.types[value].bytes
                 live += inside[value]
-        peak = max(peak, live)
+        peak = max(peak, live + _logits(segment, call))
         for value in {*call.operands, *call.results}:
             if value in inside and last.get(value, n) == n:
                 live -= inside.pop(value)
     return peak
+
+
+def _logits(segment: Segment, call: Call) -> int:
+    """Logits that are formed in pieces: those of `rows` tokens, and their gradient."""
+    rows = dict(call.attributes).get("rows")
+    if rows is None:
+        return 0
+    x, weight = (segment.types[name] for name in call.operands[:2])
+    return 2 * min(int(rows), prod(x.shape[:-1])) * weight.shape[0] * DTYPE_BYTES[x.dtype]
 
 
 def _weight_scratch(segment: Segment, call: Call) -> int:
@@ -74,7 +85,7 @@ def _backward_workspace(segment: Segment, retained: set[str], weights: bool) -> 
                     continue
                 inside[value] = segment.types[value].bytes
                 live += inside[value]
-        peak = max(peak, live + (_weight_scratch(segment, call) if weights else 0))
+        peak = max(peak, live + _logits(segment, call) + (_weight_scratch(segment, call) if weights else 0))
         for value in call.results:
             live -= inside.pop(value, 0)
     return peak

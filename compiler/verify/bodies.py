@@ -23,6 +23,8 @@ STARTS = {
     "attention": ("q", 1),
     "vocab_max": ("logits", 2),
     "vocab_sum": ("logits", 2),
+    "linear_vocab_max": ("weight", 0),
+    "linear_vocab_sum": ("weight", 0),
 }
 
 

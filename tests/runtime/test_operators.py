@@ -135,6 +135,13 @@ def _loss(kind: str) -> Callable[..., Tensor]:
     return loss
 
 
+def _logits_summed(start: int, vocab: int) -> Callable[..., tuple[Tensor, Tensor]]:
+    def sums(x: Tensor, weight: Tensor, labels: Tensor, peak: Tensor) -> tuple[Tensor, Tensor]:
+        return _sums(start, vocab)(x @ weight.T, labels, peak)
+
+    return sums
+
+
 LABELS = torch.tensor([[0, 3, -100, 9, 6], [5, 11, 7, -100, 2]])
 TOKENS = torch.tensor([[0, 3, 5, 9, 6], [5, 11, 7, 3, 3]])
 SCALING = {"factor": 8.0, "low": 1.0, "high": 4.0, "original": 64}
@@ -196,6 +203,12 @@ CASES = (
     Case("vocab_sum", (_normal(2, 5, 12), LABELS, _normal(2, 5)), _sums(0, 12), {"vocab": 12}),
     Case("vocab_sum", (_normal(2, 5, 8), LABELS, _normal(2, 5)), _sums(4, 10), {"start": 4, "vocab": 10}, "padded"),
     Case("vocab_sum", (_normal(2, 5, 8), LABELS, _normal(2, 5)), _sums(16, 12), {"start": 16, "vocab": 12}, "empty"),
+    Case("linear_vocab_max", (_normal(2, 5, 6), _normal(8, 6)), lambda x, w: (x @ w.T)[..., :4].amax(-1),
+         {"start": 8, "vocab": 12, "rows": 3}),
+    Case("linear_vocab_sum", (_normal(2, 5, 6), _normal(8, 6), LABELS, _normal(2, 5)), _logits_summed(4, 10),
+         {"start": 4, "vocab": 10, "rows": 3}),
+    Case("linear_vocab_sum", (_normal(2, 5, 6), _normal(12, 6), LABELS, _normal(2, 5)), _logits_summed(0, 12),
+         {"vocab": 12, "rows": 100}, "whole"),
     *(
         Case("token_loss", (_normal(2, 5), _normal(2, 5).exp(), _normal(2, 5), LABELS, torch.tensor(8.0).double()),
              _loss(kind), {"kind": kind}, kind)
@@ -292,7 +305,7 @@ def test_both_gradients_at_once_are_the_two_apart(case: Case) -> None:
     if both is None:
         pytest.skip("this operator has no combined backward")
     results = module.forward(case.attributes, PLACE, *case.operands)
-    given = (_normal(*results[0].shape),)
+    given = tuple(_normal(*r.shape) for r in results[: len(OPERATORS[case.operator].main_results)])
     saved = _saved(case, results, OPERATORS[case.operator].saves)
     apart, together = (tuple(torch.zeros_like(case.operands[n]) for n in parameters) for _ in range(2))
     inputs = module.backward_input(case.attributes, PLACE, saved, given)
