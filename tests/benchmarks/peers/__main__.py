@@ -6,8 +6,8 @@ The model is torchtitan's debug model (Llama style, 6 layers, 6,163,712 paramete
 in micro-batches of 1, float32, AdamW, gradients clipped by their global norm: the same work for everyone, two gloo
 ranks with one thread each. All contenders of a mode are started, then they take turns: in each round each one runs a
 few steps while the others are idle, so that what else the machine does falls on all alike. A step's time is that of
-its slowest rank; a round's is the median of its steps. `ratio_to_best` is the median over rounds of (Titan's
-tokens/s, best form) / (the best peer's in that round). Modes tp2_whole and dp2_whole (only on demand) give each rank
+its slowest rank; a round's is the median of its steps. `ratio_to_best` is the median over rounds of (tokens/s of
+Titan's best form) / (the best peer's in the same round). Modes tp2_whole and dp2_whole (only on demand) give each rank
 its share of the batch at once.
 
 Peers are found by package. Setting them up, in an environment of their own:
@@ -35,8 +35,8 @@ from typing import Any
 from tests.benchmarks.peers.contenders import HERE, Contender, contenders
 from tests.benchmarks.peers.ranks import Failed, Ranks
 
-MODES = ("single", "pp2", "tp2", "dp2")
 DEMANDED = ("pp2", "tp2", "dp2")  # with a ratio in the result, always
+MODES = (*DEMANDED, "single")
 TOKENS = 1024
 BUDGET = 170.0  # seconds of a quick run
 
@@ -110,13 +110,14 @@ def measure(chosen: list[Contender], folder: Path, rounds: int, steps: int, unti
 
 
 def ratio(runners: list[Runner]) -> dict[str, Any] | None:
-    """Titan's best form against the best peer, round by round; a 95 % interval of the median by order statistics."""
+    """The best form of Titan against the best peer, both by their medians, round by round; with a 95 % interval of the
+    median by order statistics."""
     alive = [r for r in runners if not r.problem and r.rounds]
     ours, theirs = ([r.rounds for r in alive if r.contender.ours == wanted] for wanted in (True, False))
     if not ours or not theirs:
         return None
-    mine = min(ours, key=statistics.median)
-    found = sorted(min(peers) / own for own, *peers in zip(mine, *theirs))
+    mine, best = (min(times, key=statistics.median) for times in (ours, theirs))
+    found = sorted(peer / own for own, peer in zip(mine, best))
     off = max(0, round(len(found) / 2 - 0.98 * len(found) ** 0.5) - 1)
     return {"median": statistics.median(found), "low": found[off], "high": found[-1 - off], "rounds": len(found)}
 
@@ -160,7 +161,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="fewer rounds, within three minutes on two cores")
     parser.add_argument("--only", default="", help="modes or names, with commas: pp2,titan,torch")
     parser.add_argument("--rounds", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=3, help="steps of a contender in a round")
+    parser.add_argument("--steps", type=int, default=0, help="steps of a contender in a round")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
 
@@ -176,7 +177,8 @@ def select(everyone: tuple[Contender, ...], only: str) -> list[Contender]:
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     started = time.monotonic()
-    rounds = options.rounds or (5 if options.quick else 9)
+    rounds = options.rounds or (7 if options.quick else 12)
+    steps = options.steps or (1 if options.quick else 3)
     rows, ratios = [], {}
     with tempfile.TemporaryDirectory(prefix="titan-peers-") as name:
         folder = Path(name)
@@ -184,10 +186,10 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         if any(c.package == "torchtitan" and not c.absent() for c in chosen):
             python = next(c.python for c in chosen if c.package == "torchtitan")
             subprocess.run([python, str(HERE / "assets.py"), str(folder / "assets")], check=True, capture_output=True)
-        modes = list(dict.fromkeys(c.mode for c in chosen))
+        modes = sorted({c.mode for c in chosen}, key=[*MODES, *(c.mode for c in chosen)].index)
         for number, mode in enumerate(modes):
             until = started + BUDGET * (number + 1) / len(modes) - 5 if options.quick else float("inf")
-            runners = measure([c for c in chosen if c.mode == mode], folder, rounds, options.steps, until)
+            runners = measure([c for c in chosen if c.mode == mode], folder, rounds, steps, until)
             rows += [row(runner) for runner in runners]
             ratios[mode] = ratio(runners)
     show(rows, ratios)
