@@ -111,6 +111,6 @@ class Strategy:
         if 1 <= self.shard < self.data and self.zero:
             data = (("data.replicate", self.data // self.shard), ("data.shard", self.shard))
         context: tuple[tuple[str, int], ...] = (("context", self.context),)
-        if self.context_form == "ring" and 1 < self.context_heads:
+        if self.context_form == "ring" and self.context_heads > 1:
             context = (("context.ring", self.context // self.context_heads), ("context.heads", self.context_heads))
         return Mesh((("region", self.region), ("pipeline", self.pipeline), *data, *context, *split))
