@@ -7,7 +7,7 @@ identical layers are priced once per (tensor, context, sequence_parallel, contex
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil, inf
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from titan.compiler.cost.machine import Machine
 from titan.compiler.cost.memory import upper_bound
 from titan.compiler.cost.network import Placement, bases, collective_seconds, place, transfer_seconds
 from titan.compiler.plan.operators import DTYPE_BYTES
+from titan.compiler.plan.segment import TIERS
 from titan.compiler.schedules.order import Times
 from titan.compiler.schedules.registry import SCHEDULES
 from titan.compiler.strategy import Strategy
@@ -52,6 +53,7 @@ class Cut(NamedTuple):
     micro_batch: int
     context_heads: int = 1
     zigzag: bool = True
+    loss_rows: int = 0
 
     @property
     def ring(self) -> int:
@@ -66,12 +68,23 @@ class Cut(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LayerCost:
-    """Seconds forward and backward, communication included; bytes kept until backward, and of the layer's input."""
+    """Seconds forward and backward, communication included; bytes kept until backward, and of the layer's input.
+
+    For the recompute tiers `selective` and `full`: bytes stored, seconds of a rebuild.
+    """
 
     forward: float
     backward: float
     kept: int
     entry: int
+    selective: tuple[int, float] = (0, 0.0)
+    full: tuple[int, float] = (0, 0.0)
+
+    def stored(self, tier: str) -> int:
+        return {"selective": self.selective[0], "full": self.full[0]}.get(tier, self.kept)
+
+    def rebuilt(self, tier: str) -> float:
+        return {"selective": self.selective[1], "full": self.full[1]}.get(tier, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +152,7 @@ class Estimator:
     def __init__(self, machine: Machine, shape: Shape, global_batch: int) -> None:
         self.machine, self.shape, self.global_batch = machine, shape, global_batch
         self.size = DTYPE_BYTES[shape.dtype]
+        self.statistic = 8 if shape.dtype == "f64" else 4  # bytes of gradients and optimizer state
         self._layers: dict[Cut, LayerCost] = {}
         self._heads: dict[Cut, LayerCost] = {}
 
@@ -181,7 +195,14 @@ class Estimator:
         gathered = tokens * shape.hidden
         whole_keys = keys * (cut.context if cut.context_form == "gathered" else 1)
         kept = 2 * residual + 2 * gathered + tokens * (2 * queries + 2 * whole_keys + (up + 1) * inner)
-        return LayerCost(forward + near, backward + back, kept * size, residual * size)
+        summed = residual if t > 1 else 0  # what a sum over ranks has made is stored
+        thrifty = 2 * residual + tokens * (2 * queries + 2 * whole_keys + up * inner)
+        least = residual + summed + tokens * queries
+        light = moved_seconds(self.machine, size * (4 * residual + (up + 1) * hidden))
+        again = near / 2 if cut.sequence_parallel else 0.0
+        heavy = forward - (attention if queries else 0.0) - self._products(tokens, [(inner, shape.hidden)])[0]
+        selective, full = (thrifty * size, light + again), (least * size, heavy + again)
+        return LayerCost(forward + near, backward + back, kept * size, residual * size, selective, full)
 
     def _products(self, tokens: int, products: list[tuple[int, int]]) -> tuple[float, float]:
         """Seconds forward, and backward to inputs and weights, of linear layers (inner, outer width)."""
@@ -231,7 +252,7 @@ class Estimator:
     def cut(self, s: Strategy) -> Cut:
         return Cut(
             s.tensor, s.context, s.sequence_parallel, s.context_form, s.micro_batch, s.context_heads,
-            s.context_order == "zigzag",
+            s.context_order == "zigzag", s.loss_rows,
         )  # fmt: skip
 
     def _collective(self, opcode: str, placement: Placement, whole: float) -> float:
@@ -245,10 +266,11 @@ class Estimator:
         logits = tokens * columns * size
         near = strided(1, cut.tensor, self.machine.devices_per_node)
         traffic = self._collective("all_gather", near, float(tokens * shape.hidden * size))
+        again = forward if cut.loss_rows else 0.0  # the maximum's own pass, and the logits formed again in backward
         return LayerCost(
-            forward + traffic + moved_seconds(self.machine, 3.0 * logits),
-            backward + traffic + moved_seconds(self.machine, 3.0 * logits),
-            2 * logits,
+            forward + again + traffic + moved_seconds(self.machine, 3.0 * logits),
+            backward + again + traffic + moved_seconds(self.machine, 3.0 * logits),
+            2 * (min(cut.loss_rows, tokens) * columns * size if cut.loss_rows else logits),
             tokens * shape.hidden * size,
         )
 
@@ -269,7 +291,9 @@ class Estimator:
         cut = self.cut(s)
         layer, head = self.layer(cut), self.head(cut)
         micro_batches = self.global_batch // (s.data * s.micro_batch)
-        one = layer.forward + layer.backward + (layer.forward if s.recompute == "full" else 0.0)
+        if s.recompute == "adaptive":
+            return self._adaptive(s, limit)
+        one = layer.forward + layer.backward + layer.rebuilt(s.recompute)
         ends = head.forward + head.backward
         copies = SCHEDULES[s.schedule].copies
         loads = [sum(s.stages[c] for c in rank.stages) / copies for rank in self._held(s)] if s.stages else []
@@ -287,8 +311,16 @@ class Estimator:
             weight = (self.shape.layers * layer.backward + head.backward) / s.pipeline / 2
             times = Times(forward, whole / s.pipeline - forward - weight, weight)
             seconds = self._pipeline_seconds(s, micro_batches, slowest, times, layer.entry)
-            seconds += self._step_end(s, self._weights(s, stage * copies, max(map(self._ends, self._held(s)))))
+            ends_held = max(map(self._ends, self._held(s)))
+            hidden = stage * layer.backward
+            seconds += self._step_end(s, self._weights(s, stage * copies, ends_held), hidden)
+            seconds += micro_batches * self._sharded_seconds(s, layer, stage * copies, ends_held)
         return Estimate(seconds, point, upper_bound(self.machine, tensors, communicators), stage)
+
+    def _adaptive(self, s: Strategy, limit: float) -> Estimate:
+        """The first tier that fits, for all layers."""
+        found = [self.estimate(replace(s, recompute=tier), limit) for tier in TIERS]
+        return next((e for e in found if e.memory <= limit / 1.1), found[-1])
 
     def _held(self, s: Strategy) -> tuple[Held, ...]:
         return held_by_rank(s.schedule, s.pipeline, s.chunks)
@@ -321,8 +353,9 @@ class Estimator:
             chunks = self._held(s)[rank]
             layers = sum(s.stages[c] for c in chunks.stages) if s.stages else stage * row.copies
             held = self._buffers(s, self._weights(s, layers, self._ends(chunks)))
+            held += self._whole(s, layers, self._ends(chunks)) if s.zero > 1 else 0.0
             live = row.frames(s.pipeline, micro_batches, rank, s.chunks) / row.copies
-            kept = float(live * layers * (layer.entry if s.recompute == "full" else layer.kept))
+            kept = float(live * layers * layer.stored(s.recompute))
             kept += 1.5 * layer.kept if s.recompute == "full" else 0.0
             peak = max(peak, held + kept + (head.kept if chunks.lasts else 0.0))
         return round(peak)
@@ -335,11 +368,12 @@ class Estimator:
         weights = self._buffers(s, self.shape.layer_parameters / s.tensor)
         fixed = self._buffers(s, self.shape.end_parameters / s.tensor) + self.machine.reserved
         fixed += self._communicators(s) * self.machine.figures["communicator_bytes"]
+        fixed += self._whole(s, self.shape.layers / s.pipeline, 1) if s.zero > 1 else 0.0
         room = max((limit - fixed) / (1 + self.machine.figures["allocator_slack"]) - layer.kept, 0.0)
         found, row = [], SCHEDULES[s.schedule]
         for rank in range(s.pipeline):
             live = row.frames(s.pipeline, micro_batches, rank, s.chunks) / row.copies
-            kept = layer.entry if s.recompute == "full" else layer.kept
+            kept = layer.stored("full" if s.recompute == "adaptive" else s.recompute)
             found.append(max(int(room / (weights + live * kept)), 1))
         return tuple(found)
 
@@ -352,24 +386,70 @@ class Estimator:
         return (self.shape.layer_parameters * layers + self.shape.end_parameters * ends) / s.tensor
 
     def _buffers(self, s: Strategy, held: float) -> float:
-        statistic = 8 if self.shape.dtype == "f64" else 4
-        optimizer = statistic * (3 if self.shape.dtype == "bf16" else 2)
-        shards = s.data * s.context * SCHEDULES[s.schedule].copies if s.zero else 1
-        return held * (self.size + statistic + optimizer / shards)
+        """Bytes of parameters, gradients and optimizer state for `held` parameters, each whole or the own shard."""
+        optimizer = self.statistic * (3 if self.shape.dtype == "bf16" else 2)
+        kinds, shards = s.sharded, self._shards(s)
+        sizes = {"p": self.size, "g": self.statistic, "o": optimizer}
+        return held * sum(size / (shards if kind in kinds else 1) for kind, size in sizes.items())
+
+    def _shards(self, s: Strategy) -> int:
+        """Ranks that share shards."""
+        data = s.shard if 1 <= s.shard < s.data else s.data
+        return data * s.context * SCHEDULES[s.schedule].copies if s.zero else 1
+
+    def _whole(self, s: Strategy, layers: float, ends: int) -> float:
+        """Bytes of whole buckets that are alive at once beside the shards: gathered parameters, a layer's or an end's
+        with those gathered ahead (or all of them, gathered once), and gradients on their way to the shards."""
+        layer, end = self.shape.layer_parameters / s.tensor, (self.shape.end_parameters / s.tensor if ends else 0.0)
+        found = 0.0
+        if s.zero == 3:
+            few = max((1 + s.prefetch) * layer, end + min(s.prefetch, 1) * layer)
+            held = self._weights(s, layers, ends)
+            found += self.size * (held if s.gather == "once" else min(few, held))
+        if "g" in s.sharded:
+            found += self.statistic * max(2 * layer, end + min(layers, 1) * layer if ends else 0.0)
+        return found
+
+    def _sharded_seconds(self, s: Strategy, layer: LayerCost, layers: float, ends: int) -> float:
+        """Seconds of gathers and scatters of one micro-batch that its compute does not hide: what is longer than the
+        layer it runs beside, and the first gather of each pass."""
+        if self._shards(s) == 1 or s.zero < 2:
+            return 0.0
+        near = strided(s.tensor, self._shards(s), self.machine.devices_per_node)
+        weights, end = self.shape.layer_parameters / s.tensor, self.shape.end_parameters / s.tensor
+        found = 0.0
+        if s.zero == 3 and s.gather == "each":
+            one, first = (
+                self._collective("all_gather", near, n * self.size) for n in (weights, end if ends else weights)
+            )
+            for compute in (layer.forward, layer.backward):
+                found += first + layers * max(one - (compute if s.prefetch else 0.0), 0.0)
+        if "g" in s.sharded:
+            one, last = (
+                self._collective("reduce_scatter", near, n * self.statistic)
+                for n in (weights, end if ends else weights)
+            )
+            found += last + layers * max(one - layer.backward, 0.0)
+        return found
 
     def _communicators(self, s: Strategy) -> int:
         groups = sum(degree > 1 for degree in (s.tensor, s.context, s.data * s.context, s.data * s.context))
         return groups + (s.tensor > 1) + 1 + (4 if s.pipeline > 1 else 0)
 
-    def _step_end(self, s: Strategy, held: float) -> float:
-        """Gradient sum, norm and optimizer, gather of the parameters with ZeRO."""
-        statistic = 8 if self.shape.dtype == "f64" else 4
-        replicas = s.data * s.context
+    def _step_end(self, s: Strategy, held: float, hidden: float) -> float:
+        """Gradient sum, norm and optimizer, gather of the parameters with ZeRO. The sum runs under the last backward
+        for `hidden` seconds at most, but for its last bucket."""
+        replicas, shards = s.data * s.context, self._shards(s)
         far = strided(s.tensor, replicas, self.machine.devices_per_node)
-        shards = replicas if s.zero else 1
-        opcode = "reduce_scatter" if s.zero else "all_reduce"
-        seconds = self._collective(opcode, far, held * statistic)
-        if s.zero:
-            seconds += self._collective("all_gather", far, held * self.size)
-        own = held / shards
-        return seconds + moved_seconds(self.machine, own * (10 * statistic + self.size) + held * statistic)
+        near = strided(s.tensor, min(shards, replicas), self.machine.devices_per_node)
+        summed = 0.0
+        if "g" not in s.sharded:
+            summed = self._collective("reduce_scatter", near, held * self.statistic) if s.zero else 0.0
+            summed += self._collective("all_reduce", far, held * self.statistic) if not s.zero else 0.0
+        own, seconds = held / shards, max(summed - hidden, summed / max(self.shape.layers / s.pipeline + 1, 1))
+        if s.zero and shards < replicas:
+            between = strided(s.tensor * shards, replicas // shards, self.machine.devices_per_node)
+            seconds += self._collective("all_reduce", between, own * self.statistic)
+        if s.zero and (s.zero < 3 or s.gather == "once"):
+            seconds += self._collective("all_gather", near, held * self.size)
+        return seconds + moved_seconds(self.machine, own * (10 * self.statistic + self.size) + held * self.statistic)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from titan.compiler.cost.estimate import Estimate, Estimator
 from titan.compiler.schedules.registry import SCHEDULES
-from titan.compiler.search.space import Space, allowed
+from titan.compiler.search.space import Space, allowed, shardings
 from titan.compiler.search.stages import balance_ranks
 from titan.compiler.strategy import Strategy
 
@@ -44,31 +44,45 @@ class Candidate:
 
 
 def price(spec: Spec, estimator: Estimator, space: Space, limit: int) -> tuple[list[Candidate], list[Candidate]]:
-    """(those that fit, those that do not): each candidate recomputes only where it would not fit otherwise."""
+    """(those that fit, those that do not): each candidate as it is if that fits, else the fastest of the ways to save
+    memory (recompute, sharding of gradients and parameters) that fit."""
     fitting: list[Candidate] = []
     others: list[Candidate] = []
-    tiers = allowed(spec, "recompute")
+    ladders: dict[tuple[int, int, int, int], list[dict[str, Any]]] = {}
     for strategy in space.candidates:
-        for tier in tiers:
-            tried = strategy if tier == strategy.recompute else _with_recompute(strategy, tier)
-            found = Candidate(tried, estimator.estimate(tried, NEAR * limit))
-            if found.estimate.memory <= limit:
-                fitting.append(found)
-                break
-        else:
-            others.append(found)
+        found = Candidate(strategy, estimator.estimate(strategy, NEAR * limit))
+        if found.estimate.memory > limit:
+            mesh = (strategy.pipeline, strategy.data, strategy.context, strategy.tensor)
+            if mesh not in ladders:
+                ladders[mesh] = _savings(spec, strategy)
+            found = _saving(estimator, found, ladders[mesh], limit)
+        (fitting if found.estimate.memory <= limit else others).append(found)
     fitting.sort(key=lambda c: c.key)
     others.sort(key=lambda c: (c.estimate.memory, c.key))
     return fitting, others
 
 
-def _with_recompute(s: Strategy, tier: str) -> Strategy:
-    """`dataclasses.replace`, which is slow, by hand: this runs for most of the space."""
-    return Strategy(
-        s.region, s.pipeline, s.data, s.context, s.tensor, s.sequence_parallel, s.context_form,
-        s.zero, s.schedule, tier, s.micro_batch, s.micro_batches, s.stages, written_order=s.written_order,
-        wished_chunks=s.wished_chunks, context_heads=s.context_heads, context_order=s.context_order,
-    )  # fmt: skip
+def _savings(spec: Spec, strategy: Strategy) -> list[dict[str, Any]]:
+    """Changes that may make a candidate fit, the thriftiest last."""
+    options, tiers = shardings(spec, strategy), allowed(spec, "recompute")
+    return [{**option, "recompute": tier} for tier in tiers for option in options][1:]
+
+
+def _saving(estimator: Estimator, whole: Candidate, changes: list[dict[str, Any]], limit: int) -> Candidate:
+    """The fastest change that fits, else the smallest. The thriftiest is looked at first: where not even that fits, no
+    other does."""
+    if not changes:
+        return whole
+    tried = [_changed(estimator, whole, changes[-1], limit)]
+    if tried[0].estimate.memory <= NEAR * limit:
+        tried += [_changed(estimator, whole, change, limit) for change in changes[:-1]]
+    fitting = [c for c in tried if c.estimate.memory <= limit]
+    return min(fitting, key=lambda c: c.key) if fitting else min((whole, *tried), key=lambda c: c.estimate.memory)
+
+
+def _changed(estimator: Estimator, whole: Candidate, change: dict[str, Any], limit: int) -> Candidate:
+    strategy = replace(whole.strategy, **change)
+    return Candidate(strategy, estimator.estimate(strategy, NEAR * limit))
 
 
 def with_stages(candidate: Candidate, estimator: Estimator, limit: int) -> Strategy:
@@ -81,7 +95,7 @@ def with_stages(candidate: Candidate, estimator: Estimator, limit: int) -> Strat
         return replace(s, stages=(layers,))
     cut = estimator.cut(s)
     layer, head = estimator.layer(cut), estimator.head(cut)
-    one = layer.forward + layer.backward + (layer.forward if s.recompute == "full" else 0.0)
+    one = layer.forward + layer.backward + layer.rebuilt(s.recompute)
     costs = tuple(one * weight for weight in estimator.shape.weights)
     ends = head.forward + head.backward
     most = estimator.most_layers(s, limit)

@@ -15,7 +15,17 @@ if TYPE_CHECKING:
     from titan.compiler.spec.schema import Spec
 
 MESH = ("pipeline", "data", "context", "tensor")
-CHOICES = (*MESH, "sequence_parallel", "context_form", "context_heads", "zero", "schedule", "recompute", "micro_batch", "stages")
+CHOICES = (
+    *MESH,
+    "sequence_parallel",
+    "context_form",
+    "context_heads",
+    "zero",
+    "schedule",
+    "recompute",
+    "micro_batch",
+    "stages",
+)
 Reason = tuple[str, str, str]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from titan.compiler.search.space import Space, meshes
@@ -35,6 +36,8 @@ def nothing_fits(spec: Spec, closest: Strategy, tried: int) -> TitanError:
     from titan.compiler.lower import lower
 
     limit = int(spec.cluster.device.memory * spec.objective.memory_fraction)
+    if closest.recompute == "adaptive":  # nothing fits only if the lowest tiers do not
+        closest = replace(closest, tiers=("full",) * sum(closest.stages))
     ledger = memory_ledger(lower(spec, closest), limit=limit)
     worst = ledger.worst
     parts = sorted(worst.components.items(), key=lambda part: -part[1])
@@ -69,14 +72,14 @@ def _held(spec: Spec, key: str) -> bool:
     wish = getattr(spec.parallel, key)
     if wish.relation == "auto":
         return False
-    thrifty = {"recompute": "full", "zero": 1, "micro_batch": 1}
+    thrifty = {"recompute": "full", "zero": 3, "micro_batch": 1}
     return not wish.allows(thrifty[key]) if key in thrifty else not wish.allows(spec.cluster.world_size)
 
 
 def describe(s: Strategy) -> str:
     """One line: degrees and the choices that matter."""
     degrees = " ".join(f"{axis}={getattr(s, axis)}" for axis in ("pipeline", "data", "context", "tensor"))
-    extra = [f"micro_batch={s.micro_batch}", f"zero={s.zero}", f"recompute={s.recompute}"]
+    extra = [f"micro_batch={s.micro_batch}", *_sharding(s), f"recompute={s.recompute}"]
     if s.pipeline > 1:
         extra.append(f"schedule={s.schedule}")
     if s.context > 1:
@@ -85,6 +88,13 @@ def describe(s: Strategy) -> str:
     if s.tensor > 1:
         extra.append(f"sequence_parallel={str(s.sequence_parallel).lower()}")
     return f"{degrees} {' '.join(extra)}"
+
+
+def _sharding(s: Strategy) -> list[str]:
+    found = [f"zero={s.zero}"]
+    if s.zero == 3:
+        found += [f"gather={s.gather}", f"reduce={s.reduce}"]
+    return found + ([f"shard={s.shard}"] if s.shard else [])
 
 
 def _gib(size: float) -> str:

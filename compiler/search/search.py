@@ -16,7 +16,8 @@ from titan.compiler.cost.simulate import Timeline, simulate
 from titan.compiler.search.candidates import NEAR, Candidate, affordable, price, with_stages
 from titan.compiler.search.reasons import reasons
 from titan.compiler.search.refuse import nothing_fits, nothing_legal
-from titan.compiler.search.space import Space, enumerate_space
+from titan.compiler.search.space import Space, allowed, enumerate_space
+from titan.compiler.search.tiers import Counts, sentence, with_tiers
 from titan.compiler.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -101,6 +102,7 @@ def search(spec: Spec) -> SearchResult:
         raise nothing_fits(spec, with_stages(closest, estimator, limit), len(space.candidates))
     safe = [f for f in finalists if f.ledger.verdict == "fits"] or finalists
     best = min(safe, key=lambda f: f.timeline.step)  # of equal ones the first: `ranked` is in a fixed order
+    best = _layer_by_layer(spec, best, estimator.machine, limit)
     return SearchResult(
         best.strategy,
         best.plan,
@@ -130,12 +132,46 @@ def _compile(
             break
         chosen = replace(candidate, strategy=with_stages(candidate, estimator, limit))
         why = reasons(spec, estimator, chosen, everything, limit)
-        plan = lower(spec, replace(chosen.strategy, reasons=why))
+        chosen = replace(chosen, strategy=replace(chosen.strategy, reasons=why))
+        if chosen.strategy.recompute == "adaptive":
+            strategy, _, counts = with_tiers(spec, chosen.strategy, estimator.machine, limit)
+            why = _explained(strategy, counts)
+            chosen = replace(chosen, strategy=replace(strategy, reasons=why))
+        plan = lower(spec, chosen.strategy)
         ledger = memory_ledger(plan, estimator.machine, limit)
         if ledger.verdict != "does not fit":
             timeline = simulate(plan, estimator.machine)
             found.append(Finalist(replace(chosen.strategy, reasons=why), plan, timeline, ledger))
     return found
+
+
+def _layer_by_layer(spec: Spec, best: Finalist, machine: Machine, limit: int) -> Finalist:
+    """The same plan with a recompute tier for each layer, where one for all layers recomputes more than it must."""
+    free = len(allowed(spec, "recompute")) > 1
+    if best.strategy.recompute == "none" or not free or best.strategy.recompute == "adaptive":
+        return best
+    strategy, plan, counts = with_tiers(spec, best.strategy, machine, limit)
+    ledger = memory_ledger(plan, machine, limit)
+    timeline = simulate(plan, machine)
+    if timeline.step >= best.timeline.step or ledger.verdict != "fits":
+        return best
+    strategy = replace(strategy, reasons=_explained(strategy, counts))
+    return Finalist(strategy, lower_again(spec, strategy), timeline, ledger)
+
+
+def lower_again(spec: Spec, strategy: Strategy) -> Plan:
+    from titan.compiler.lower import lower
+
+    return lower(spec, strategy)
+
+
+def _explained(strategy: Strategy, counts: tuple[Counts, ...]) -> tuple[tuple[str, str, str], ...]:
+    """The reason of the choice; of an adaptive plan what it begins with."""
+    words = sentence(counts)
+    return tuple(
+        (k, o, (f"{why}; begins with {words}" if o == "user" else words) if k == "recompute" else why)
+        for k, o, why in strategy.reasons
+    )
 
 
 def _runner_up(finalist: Finalist) -> RunnerUp:

@@ -7,10 +7,12 @@ and holds no more micro-batches. They are counted, and the better one stands for
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from titan.compiler.schedules.registry import SCHEDULES
+from titan.compiler.search.loss import loss_rows
 from titan.compiler.spec.divisors import divisors
 from titan.compiler.spec.legality import is_legal, legal
 from titan.compiler.strategy import Strategy
@@ -21,9 +23,11 @@ if TYPE_CHECKING:
 
 # values in order of preference: the first that the wishes allow stands for the others where they are never better
 PREFERRED: dict[str, tuple[Any, ...]] = {
-    "zero": (1, 0),
+    "zero": (1, 0, 2, 3),
+    "gather": ("once", "each"),
+    "reduce": ("once", "each"),
     "schedule": ("one_f_one_b", *(name for name in SCHEDULES if name != "one_f_one_b")),
-    "recompute": ("none", "full"),
+    "recompute": ("none", "selective", "full", "adaptive"),
     "sequence_parallel": (True, False),
     "context_form": ("gathered", "heads", "ring"),
     "context_order": ("zigzag", "contiguous"),
@@ -45,6 +49,8 @@ def allowed(spec: Spec, key: str, idle: bool = False) -> tuple[Any, ...]:
     plainest that is allowed."""
     wish = getattr(spec.parallel, key)
     values = tuple(v for v in PREFERRED[key] if wish.allows(v))
+    if key == "recompute" and wish.relation == "auto":
+        values = values[:-1]  # a plan that leaves the choice to the run is for those who ask for one
     if not idle or not values:
         return values
     plainest = {"zero": 0, "sequence_parallel": False}.get(key, values[0])
@@ -159,7 +165,9 @@ def _of_mesh(spec: Spec, mesh: tuple[int, int, int, int]) -> tuple[list[Strategy
     batch, stages = spec.train.global_batch // data, spec.parallel.stages.value or ()
     micro = [b for b in divisors(batch) if spec.parallel.micro_batch.allows(b)]
     orders = {b: schedules(spec, pipeline, batch // b) for b in micro}
-    zero = allowed(spec, "zero", idle=data * context == 1 and not _copies(spec, pipeline))
+    options = shardings(spec, Strategy(pipeline=pipeline, data=data, context=context, tensor=tensor))
+    if not options:
+        return [], 0
     recompute = allowed(spec, "recompute")
     found: list[Strategy] = []
     order = allowed(spec, "context_order")[0]
@@ -168,12 +176,14 @@ def _of_mesh(spec: Spec, mesh: tuple[int, int, int, int]) -> tuple[list[Strategy
             for b in (b for b in micro if orders[b]):
                 name, chunks = orders[b][0]
                 some = Strategy(
-                    1, pipeline, data, context, tensor, parallel, form, zero[0], name, recompute[0], b, batch // b,
+                    1, pipeline, data, context, tensor, parallel, form, 0, name, recompute[0], b, batch // b,
                     stages, wished_chunks=chunks, context_heads=heads, context_order=order,
+                    loss_rows=loss_rows(spec, b, context, tensor),
                 )  # fmt: skip
+                some = replace(some, **options[0])
                 if is_legal(spec, some):
                     found.append(some)
-    return found, sum(len(orders[s.micro_batch]) for s in found) * len(zero) * len(recompute)
+    return found, sum(len(orders[s.micro_batch]) for s in found) * len(options) * len(recompute)
 
 
 def context_forms(spec: Spec, context: int, tensor: int) -> list[tuple[str, int]]:
@@ -187,6 +197,31 @@ def context_forms(spec: Spec, context: int, tensor: int) -> list[tuple[str, int]
         degrees = [h for h in divisors(context) if (h < context or context == 1) and wish.allows(h)]
         found += [(form, h) for h in degrees if h == 1 or wish.fixed or kv_heads % (h * tensor) == 0]
     return found
+
+
+def shardings(spec: Spec, s: Strategy) -> tuple[dict[str, Any], ...]:
+    """ZeRO choices for a mesh that the wishes allow, from fast to thrifty: the first stands for the mesh, the others
+    are tried where that does not fit. A group of shards spans all data ranks, or with ZeRO-3 those of one node."""
+    p = spec.parallel
+    idle = s.data * s.context == 1
+    levels = allowed(spec, "zero", idle=idle and not _copies(spec, s.pipeline))
+    if levels and levels[0] in (0, 1):
+        levels = levels[:1] + tuple(z for z in levels if z > 1)
+    node = spec.cluster.devices_per_node // (s.context * s.tensor) if s.context * s.tensor else 0
+    degrees = [node, 0] if 1 < node < s.data and s.data % node == 0 else [0]
+    found: list[dict[str, Any]] = []
+    for zero in levels:
+        shards = [p.shard.value % s.data] if p.shard.fixed and p.shard.value else degrees if zero == 3 else [0]
+        choices = {
+            "shard": shards if zero else [0],
+            "reduce": [r for r in {2: ("each",), 3: ("once", "each")}.get(zero, ()) if p.reduce.allows(r)],
+            "gather": [g for g in ("once", "each") if zero == 3 and p.gather.allows(g)],
+            "prefetch": [n for n in sorted({1, 0, *p.prefetch.values})[::-1] if zero == 3 and p.prefetch.allows(n)],
+        }
+        if zero < 2 or choices["reduce"]:
+            named = [[(key, value) for value in values] for key, values in choices.items() if values]
+            found += [{"zero": zero, **dict(values)} for values in product(*named)]
+    return tuple(found)
 
 
 def _copies(spec: Spec, pipeline: int) -> bool:

@@ -29,8 +29,6 @@ class Choice:
         return self.later.get(value, "") if isinstance(self.later, dict) else self.later
 
 
-_SHARDED = "sharding gradients and parameters is not built yet"
-
 CHOICES: dict[str, Choice] = {
     "region": Choice("degree", (1,), "training over several regions is not built yet"),
     "pipeline": Choice("degree"),
@@ -42,15 +40,15 @@ CHOICES: dict[str, Choice] = {
     "context_form": Choice("word", ("gathered", "heads", "ring")),
     "context_heads": Choice("degree"),
     "context_order": Choice("word", ("zigzag", "contiguous")),
-    "zero": Choice("level", (0, 1), {2: _SHARDED, 3: _SHARDED}),
+    "loss_rows": Choice("level"),
+    "zero": Choice("level", (0, 1, 2, 3)),
+    "shard": Choice("degree"),
+    "gather": Choice("word", ("each", "once")),
+    "reduce": Choice("word", ("each", "once")),
+    "prefetch": Choice("level"),
     "schedule": Choice("word", tuple(SCHEDULES)),
     "chunks": Choice("degree"),
-    "recompute": Choice(
-        "word",
-        ("none", "full"),
-        {"selective": "recomputing a part of a layer is not built yet"},
-        (("adaptive", "a tier per layer is not built yet; one tier is chosen for all layers"),),
-    ),
+    "recompute": Choice("word", ("none", "selective", "full", "adaptive")),
     "micro_batch": Choice("degree"),
     "stages": Choice("stages"),
 }

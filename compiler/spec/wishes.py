@@ -56,8 +56,8 @@ AUTO = Wish()
 @dataclass(frozen=True, slots=True)
 class Parallel:
     """Degrees are called by their mesh axis. Words: context_form gathered|heads|ring,
-    context_order zigzag|contiguous, schedule a name of `schedules`,
-    recompute none|full; `chunks` per pipeline rank; `stages` is the layers of each chunk."""
+    context_order zigzag|contiguous, schedule a name of `schedules`, gather and reduce each|once (of ZeRO),
+    recompute none|selective|full|adaptive; `chunks` per pipeline rank; `stages` is the layers of each chunk."""
 
     region: Wish = AUTO
     pipeline: Wish = AUTO
@@ -69,7 +69,12 @@ class Parallel:
     context_form: Wish = AUTO
     context_heads: Wish = AUTO
     context_order: Wish = AUTO
+    loss_rows: Wish = AUTO
     zero: Wish = AUTO
+    shard: Wish = AUTO
+    gather: Wish = AUTO
+    reduce: Wish = AUTO
+    prefetch: Wish = AUTO
     schedule: Wish = AUTO
     chunks: Wish = AUTO
     recompute: Wish = AUTO

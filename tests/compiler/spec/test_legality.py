@@ -45,13 +45,14 @@ def test_a_good_layout_is_legal() -> None:
         ("T247", {"stages": (4, 2, 2)}, {}),
         ("T248", {"stages": (8, 0)}, {}),
         ("T249", {"pipeline": 8, "data": 1, "tensor": 1, "stages": ()}, {"layers": 7}),
-        ("T224", {"zero": 2}, {}),
+        ("T224", {"zero": 4}, {}),
+        ("T255", {"zero": 3, "shard": 3}, {}),
+        ("T256", {"zero": 2, "reduce": "once"}, {}),
         ("T224", {"region": 2, "data": 1}, {}),
         ("T252", {"schedule": "dualpipe_v"}, {}),
         ("T252", {"chunks": 2}, {}),
         ("T253", {"schedule": "dualpipe"}, {"batch": "12"}),
         ("T249", {"schedule": "zero_bubble_v", "chunks": 2, "stages": ()}, {"layers": 3}),
-        ("T224", {"recompute": "selective"}, {}),
     ],
 )
 def test_each_rule_refuses_what_breaks_it(code: str, change: dict[str, object], settings_: dict[str, object]) -> None:
@@ -146,6 +147,27 @@ def test_a_wish_that_leaves_a_legal_degree_is_left_to_the_search() -> None:
 def test_choices_that_change_nothing_are_warned_about() -> None:
     found = problems(spec_text("zero = 1, data = 1, context = 1, tensor = 1, sequence_parallel = true"))
     assert codes(found) == ["T251", "T251"] and {d.severity for d in found} == {"warning"}
+
+
+def test_the_nearest_shard_degree_divides_data() -> None:
+    (found,) = legal(resolved(spec_text()), replace(GOOD, zero=3, shard=3))
+    assert (found.code, found.nearest) == ("T255", ("shard = 2",))
+    assert legal(resolved(spec_text()), replace(GOOD, zero=3, shard=1)) == ()
+
+
+@pytest.mark.parametrize(
+    ("wishes", "warned"),
+    [("zero = 1, gather = once", 1), ("zero = 1, reduce = once, prefetch = 2", 2), ("zero = 3, gather = once", 0)],
+)
+def test_choices_of_higher_zero_stages_are_warned_about(wishes: str, warned: int) -> None:
+    assert codes(problems(spec_text(wishes))) == ["T251"] * warned
+
+
+def test_case_zpp_02_zero_over_one_data_rank_is_warned_about() -> None:
+    """S-ZPP-02: ZeRO-3 with tensor = 4 and dp = 1 is no conflict with a pipeline; it changes nothing, and says so."""
+    found = problems(spec_text("zero = 3, data = 1, context = 1, pipeline = 1"))
+    assert [(d.code, d.severity) for d in found] == [("T251", "warning")]
+    assert "dp" in found[0].message and "1" in found[0].message
 
 
 def test_even_stages_hold_every_layer_once() -> None:
