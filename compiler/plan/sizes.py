@@ -117,7 +117,7 @@ class Sizes:
         return self._workspace[key]
 
     def whole_bucket(self, name: str) -> int:
-        """Bytes of a whole bucket: parameters `p.l0`, `w.l0:i` in their dtype, gradients `g.l0`, `dw.l0:i` in theirs."""
+        """Bytes of a whole bucket: parameters `p.l0`, `w.l0:i` in their dtype, gradients `g.l0`, `dw.l0:i` so."""
         bucket = self.plan.bucket_of(name)
         dtype = bucket.dtype if name.removeprefix("r.")[0] in "pw" else gradient_dtype(bucket.dtype)
         return bucket.elements * DTYPE_BYTES[dtype]
@@ -150,7 +150,7 @@ class Sizes:
         return Traffic(whole, passes * whole * (members - 1) // members)
 
     def _in_place(self, instruction: Instruction) -> Traffic:
-        """Parameters gathered, or gradients summed: in place, from a shard into a register, or from one into a shard."""
+        """Parameters gathered, or gradients summed: in place, from a shard into a register, or back."""
         members = self.plan.group_size(instruction.group)
         mode = instruction.attribute("mode") if instruction.opcode == "reduce_grad" else ""
         if mode == "all_reduce":

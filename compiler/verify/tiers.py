@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from itertools import groupby
+from itertools import groupby, pairwise
 
 from titan.compiler.plan.instruction import Instruction
 from titan.compiler.plan.program import Block, Plan, Role
@@ -112,7 +112,7 @@ def _independent(role: Role) -> list[Finding]:
                     message = f"what is done to `{name}`, which other frames use, depends on {frame}"
                     found.append(at("T782", message, role, block, min(places)))
             spans.sort()
-            for (_, end), (start, _) in zip(spans, spans[1:]):
+            for (_, end), (start, _) in pairwise(spans):
                 if start <= end:
                     found.append(at("T782", f"frames that use `{name}` do so in turns", role, block, start))
     return found

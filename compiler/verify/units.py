@@ -12,7 +12,8 @@ from titan.compiler.plan.segment import TIERS, Segment, bind, parse_unit
 @dataclass(frozen=True, slots=True)
 class Operands:
     """Formals of the registers that are written and read, in order; a gradient is `d.` and the formal's name; the
-    pieces of frames are `f`, `fs`, `fn` and `wf`. After the registers come the buckets: parameters read, gradients updated."""
+    pieces of frames are `f`, `fs`, `fn` and `wf`. After the registers come the buckets: parameters read, gradients
+    updated."""
 
     writes: tuple[str, ...]
     reads: tuple[str, ...]
