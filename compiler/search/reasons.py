@@ -20,6 +20,7 @@ CHOICES = (
     "sequence_parallel",
     "context_form",
     "context_heads",
+    "loss_rows",
     "zero",
     "schedule",
     "recompute",
@@ -46,6 +47,9 @@ def _reason(
     idle = _idle(chosen.strategy, key)
     if idle:
         return key, "default", idle
+    if key == "loss_rows":
+        kept = "logits are small enough to keep until backward"
+        return key, "search", "logits would be large: formed in pieces, twice" if chosen.strategy.loss_rows else kept
     if key == "stages":
         return key, "search", _stages_sentence(chosen.strategy)
     within = "" if wish.relation == "auto" else f" (within {key} {wish})"
