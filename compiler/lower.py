@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from titan.compiler.graph.build import COMPUTE_DTYPE, build
 from titan.compiler.graph.model_graph import Convert, ModelGraph
 from titan.compiler.passes.blocks import BlockWriter, Chunk, Names
-from titan.compiler.passes.buckets import buckets, parameter_names
+from titan.compiler.passes.buckets import buckets, home_groups, parameter_names, shard_degree
 from titan.compiler.passes.interleave import interleave
 from titan.compiler.passes.layouts import group_name
 from titan.compiler.passes.registry import run
 from titan.compiler.passes.transfers import transfer_blocks, transfers
-from titan.compiler.passes.update import begin, end, epilogue, homes_group
+from titan.compiler.passes.update import begin, end, epilogue
 from titan.compiler.passes.window import sends_outstanding
 from titan.compiler.passes.zero import Choices, Draft, Sharding
 from titan.compiler.plan.layout import dual
@@ -142,7 +142,7 @@ def _pairs(blocks: list[Block], body: tuple[BlockCall, ...]) -> list[Block]:
 
 def _buffers(bucket: Bucket, mesh: Mesh, statistic: str) -> tuple[Buffer, ...]:
     """AdamW keeps two moments, and a master copy when parameters are narrower than the state."""
-    degree = mesh.size(bucket.shards) if bucket.sharded else 1
+    degree = shard_degree(bucket.shards, bucket.homes, mesh) if bucket.sharded else 1
     copies = 2 if bucket.dtype == statistic else 3
     return (
         Buffer(f"p.{bucket.name}", "parameters", bucket.dtype, bucket.local("p", degree)),
@@ -157,9 +157,7 @@ def _groups(found: tuple[Bucket, ...], order: Order, mesh: Mesh) -> tuple[Group,
         return ()
     groups = {"all": Group("all", "region*pipeline*data*context*tensor")}
     for bucket in found:
-        if len(bucket.homes) > 1:
-            name = homes_group(bucket.homes)
-            groups[name] = Group(name, "pipeline", bucket.homes)
+        groups |= {group.name: group for group in home_groups(bucket, mesh)}
     ends = tuple(sorted(rank for chunk, rank in enumerate(order.placement) if order.last(chunk)))
     if len(ends) > 1:
         groups["ends"] = Group("ends", "pipeline*data*context", ends)

@@ -53,4 +53,20 @@ ROWS: tuple[Code, ...] = (
         "a file of 1 MB that expands to 1 GB",
         "Give the file that `titan plan` wrote.",
     ),
+    Code(
+        "T410",
+        "pipeline table that cannot be read",
+        "A row per rank; each cell an action such as 0F3, 1B2, 0I1, 0W1; every micro-batch once through every stage.",
+        "A row lost or a cell edited; a stage on two ranks; ranks that wait for each other.",
+        "0F0,0F0,0B0                 # the same forward twice",
+        "Export the table again, or correct the cell shown.",
+    ),
+    Code(
+        "T411",
+        "order that a pipeline table cannot hold",
+        "In the table of actions each stage is on one rank.",
+        "A bidirectional schedule, which holds every stage on two ranks.",
+        "schedule = dualpipe",
+        "Export a schedule of one copy, such as dualpipe_v.",
+    ),
 )

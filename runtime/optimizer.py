@@ -83,7 +83,7 @@ def sum_of_squares(flat: Tensor) -> Tensor:
 
 def counted_range(plan: Plan, bucket: Bucket, coordinates: dict[str, int]) -> tuple[int, int] | None:
     """Elements [start, stop) of the gradient that this rank counts in the norm; None when another rank does."""
-    elsewhere = coordinates.get("pipeline", 0) != bucket.homes[0]
+    elsewhere = coordinates.get("pipeline", 0) != bucket.homes[0] and not plan.spans_homes(bucket)
     if elsewhere or (bucket.uncounted and plan.mesh.coordinate(coordinates, bucket.uncounted)):
         return None
     return own_range(plan, bucket, coordinates)

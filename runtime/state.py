@@ -57,7 +57,7 @@ def role_buckets(plan: Plan, role: Role) -> tuple[Bucket, ...]:
 def shard_range(plan: Plan, bucket: Bucket, coordinates: dict[str, int]) -> tuple[int, int]:
     """Elements [start, stop) of the flat bucket that belong to this rank in its shard group."""
     length = bucket.elements // plan.shard_degree(bucket)
-    position = plan.mesh.coordinate(coordinates, bucket.shards) if bucket.sharded else 0
+    position = plan.position(coordinates, bucket.shards) if bucket.sharded else 0
     return position * length, (position + 1) * length
 
 

@@ -8,11 +8,12 @@ first (norms under sequence parallelism, replicated KV heads).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from titan.compiler.graph.model_graph import ModelGraph, Part, Value
 from titan.compiler.passes.layouts import group_name
 from titan.compiler.passes.zero import BETWEEN
-from titan.compiler.plan.mesh import Mesh
+from titan.compiler.plan.mesh import Group, Mesh
 from titan.compiler.plan.operators import TensorType
 from titan.compiler.plan.program import Bucket, Parameter
 from titan.compiler.plan.segment import bind
@@ -94,7 +95,6 @@ def _bucket(
     name = ".".join(word for word in (where, equal, "sum" if sums else "") if word)
     axes = tuple(f for f, size in mesh.factors if size > 1 and f.split(".")[0] in REPLICAS)
     replicas, shards = group_name(mesh, axes), group_name(mesh, tuple(f for f in axes if f != BETWEEN))
-    sharded = sharded if shards else ()
     ordered = sorted(uses, key=lambda use: len(use.value.shape) < 2)  # decayed parameters first: one range each
     parameters, offset = [], 0
     for use in ordered:
@@ -114,14 +114,47 @@ def _bucket(
             )
         )
         offset += local.elements
-    degree = mesh.size(shards) if sharded else 1
+    homes = uses[0].homes
+    if sharded and len(homes) > 1 and (sharded == ("o",) or not shards):
+        sharded, shards = ("o",), copies_group(homes)  # its copies share the optimizer's state
+    sharded = sharded if shards else ()
+    degree = shard_degree(shards, homes, mesh) if sharded else 1
     elements = -(-offset // degree) * degree
     copies = group_name(mesh, tuple(f for f in axes if not sharded or f == BETWEEN))
     uncounted = "*".join(g for g in (copies, equal) if g)
     dtype, summed = uses[0].value.dtype, (sums,) if sums else ()
     held = shards if sharded else ""
-    return Bucket(name, elements, dtype, summed, replicas, held, sharded, uncounted, uses[0].homes), parameters
+    return Bucket(name, elements, dtype, summed, replicas, held, sharded, uncounted, homes), parameters
 
+
+def homes_group(homes: tuple[int, ...]) -> str:
+    """Name of the declared group of the pipeline ranks that hold copies of the same weights."""
+    return f"homes.{'-'.join(map(str, homes))}"
+
+
+def copies_group(homes: tuple[int, ...]) -> str:
+    """Name of the declared group of all ranks that hold copies: those homes, and their replicas in one
+    `data.replicate`."""
+    return f"copies.{'-'.join(map(str, homes))}"
+
+
+def home_groups(bucket: Bucket, mesh: Mesh) -> tuple[Group, ...]:
+    """The groups over the homes of a bucket, to be declared in the plan."""
+    if len(bucket.homes) == 1:
+        return ()
+    inner = tuple(f for f, _ in mesh.factors if f.split(".")[0] in REPLICAS and f != BETWEEN)
+    found = Group(homes_group(bucket.homes), "pipeline", bucket.homes)
+    if bucket.shards != copies_group(bucket.homes):
+        return (found,)
+    return (Group(bucket.shards, "*".join(("pipeline", *inner)), bucket.homes),)
+
+
+def shard_degree(shards: str, homes: tuple[int, ...], mesh: Mesh) -> int:
+    """Ranks that share the sharded buffers of a bucket."""
+    if shards != copies_group(homes):
+        return mesh.size(shards)
+    inner = [size for f, size in mesh.factors if f.split(".")[0] in REPLICAS and f != BETWEEN]
+    return prod(inner) * len(homes)
 
 def _initializer(use: _Use, initializer: tuple[str, float], layers: int) -> str:
     kind, std = initializer

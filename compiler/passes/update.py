@@ -2,11 +2,12 @@
 
 What the body's blocks have not summed yet is summed here, once for each factor on which a bucket's gradient is partial:
 over the replicas first (into the own shard with ZeRO), so that all later sums are of the shard only: over tensor
-factors, between copies of the shards (HSDP), over the pipeline homes of tied weights.
+factors, between copies of the shards (HSDP), over the pipeline homes of copied weights unless these share the shards.
 """
 
 from __future__ import annotations
 
+from titan.compiler.passes.buckets import copies_group, homes_group
 from titan.compiler.passes.zero import BETWEEN, GATHER, REDUCE, first_sum, reduces_early
 from titan.compiler.plan.instruction import Instruction
 from titan.compiler.plan.mesh import Mesh
@@ -14,11 +15,6 @@ from titan.compiler.plan.operators import Attribute
 from titan.compiler.plan.program import Block, BlockCall, Bucket
 
 Attributes = tuple[tuple[str, Attribute], ...]
-
-
-def homes_group(homes: tuple[int, ...]) -> str:
-    """Name of the declared group of the pipeline ranks that hold copies of the same weights."""
-    return f"homes.{'-'.join(map(str, homes))}"
 
 
 def begin(data_group: str) -> Block:
@@ -81,14 +77,14 @@ def _wait(token: str) -> Instruction:
 def _sums(bucket: Bucket, mesh: Mesh) -> list[Instruction]:
     """The sums of a bucket in order, without those that the blocks of its micro-batches do."""
     name = bucket.name
-    found = [first_sum(bucket)] if bucket.replicas and "g" not in bucket.sharded else []
+    found = [first_sum(bucket)] if (bucket.replicas or bucket.shards) and "g" not in bucket.sharded else []
     attributes: Attributes = (("mode", "all_reduce"),)
     if bucket.sharded and "g" not in bucket.sharded:
         attributes = (("mode", "all_reduce_shard"), ("shard", bucket.shards))
     groups = [*bucket.sums]
     if bucket.sharded and mesh.size(BETWEEN) > 1:
         groups.append(BETWEEN)
-    if len(bucket.homes) > 1:
+    if len(bucket.homes) > 1 and bucket.shards != copies_group(bucket.homes):
         groups.append(homes_group(bucket.homes))
     for group in groups:
         stream = REDUCE if group == BETWEEN else group

@@ -37,7 +37,8 @@ class Bucket:
     dtype       of the parameters; gradients and optimizer state are float32 (float64 in a float64 run)
     sums        groups over which gradients are partial beside `replicas` (tensor factors)
     replicas    group whose ranks see different data (data*context)
-    shards      group over which buffers are sharded: `replicas`, or its inner factors (HSDP); empty: nothing is
+    shards      group over which buffers are sharded: `replicas`, or its inner factors (HSDP), or both with all homes
+                (then each shard counts in the norm where it is); empty: nothing is
     sharded     kinds of buffers of which a rank holds only its shard: `o` (ZeRO-1), `g` (2), `p` (3)
     uncounted   group whose ranks hold equal gradients after the sums: only coordinate 0 counts in the norm
     homes       pipeline coordinates that hold a copy (tied weights: two; the first counts in the norm)
@@ -197,6 +198,15 @@ class Plan:
         size = self.mesh.size(declared.axes)
         return size // self.mesh.size("pipeline") * len(declared.pipeline) if declared.pipeline else size
 
+    def position(self, coordinates: dict[str, int], group: str) -> int:
+        """Position of the rank with these coordinates in its group of this name, which must hold it."""
+        declared = self.group_table.get(group)
+        if declared is None or not declared.pipeline:
+            return self.mesh.coordinate(coordinates, declared.axes if declared else group)
+        return self.mesh.members(self.mesh.rank(coordinates), declared.axes, declared.pipeline).index(
+            self.mesh.rank(coordinates)
+        )
+
     def bucket_of(self, name: str) -> Bucket:
         """The bucket of a buffer (`p.l0`), of gathered parameters (`w.l0:i`) or of a whole gradient (`dw.l0.c2:i`).
 
@@ -211,6 +221,11 @@ class Plan:
     def shard_degree(self, bucket: Bucket) -> int:
         """Number of ranks that share the sharded buffers of a bucket."""
         return self.group_size(bucket.shards) if bucket.sharded else 1
+
+    def spans_homes(self, bucket: Bucket) -> bool:
+        """Whether the shard group of a bucket joins all its homes."""
+        declared = self.group_table.get(bucket.shards)
+        return declared is not None and declared.pipeline == bucket.homes
 
     def bucket_parameters(self, bucket: str) -> tuple[Parameter, ...]:
         return tuple(p for p in self.parameters if p.bucket == bucket)

@@ -117,8 +117,16 @@ def _first_breach(spec: Spec, axis: str, degree: int) -> tuple[Rule, Breach] | N
     return None
 
 
+def _copied(spec: Spec, pins: dict[str, Any]) -> bool:
+    """Whether stages hold copies of the same weights, over which optimizer state is sharded on one data rank too."""
+    copies = SCHEDULES[pins["schedule"]].copies if pins.get("schedule") in SCHEDULES else 1
+    return bool(pins.get("pipeline", 1) > 1 and (copies > 1 or spec.model.tied))
+
+
 def _idle_choices(spec: Spec, pins: dict[str, Any]) -> list[Diagnostic]:
     """Choices that are legal and change nothing."""
+    if _copied(spec, pins):
+        pins = {key: value for key, value in pins.items() if key != "zero"}
     found: list[Diagnostic] = []
     if pins.get("zero") == 1 and pins.get("data", 0) * pins.get("context", 0) == 1:
         message = "zero = 1 shards over data x context, which is 1 here, so it changes nothing"

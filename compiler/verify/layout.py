@@ -272,12 +272,15 @@ def _parameter(plan: Plan, parameter: Parameter, layouts: set[Layout]) -> str:
     summed = sorted(f for g in (*bucket.sums, bucket.replicas) if g for f in mesh.resolve(g) if mesh.size(f) > 1)
     if partial != summed:
         return f"its gradient is partial on {partial or 'no factor'}, the bucket is summed over {summed or 'none'}"
-    return _counted(bucket, set(shards), mesh)
+    return _counted(plan, bucket, set(shards))
 
 
-def _counted(bucket: Bucket, shards: set[str], mesh: Mesh) -> str:
+def _counted(plan: Plan, bucket: Bucket, shards: set[str]) -> str:
     """`uncounted` is every factor whose ranks hold equal gradients in the end."""
-    own = set(mesh.resolve(bucket.shards)) if bucket.sharded else set()
+    mesh, declared = plan.mesh, plan.group_table.get(bucket.shards)
+    own = set(mesh.resolve(declared.axes if declared else bucket.shards)) if bucket.sharded else set()
+    if declared and declared.pipeline != bucket.homes:
+        return f"its shards lie on stages {declared.pipeline}, its homes are {bucket.homes}"
     equal = {f for f in active(mesh) if f not in shards and f not in own}
     given = {f for f in mesh.resolve(bucket.uncounted) if mesh.size(f) > 1}
     if equal != given:

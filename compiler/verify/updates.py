@@ -185,7 +185,9 @@ class _BucketStep:
         for event in gathers:
             if event.place < update.place:
                 self.step.fail("T746", f"{name} is gathered before its update", event)
-            if _factors(self.plan, event.instruction.group) != _factors(self.plan, self.bucket.shards):
+            group, shards = event.instruction.group, self.bucket.shards
+            same = _homes(self.plan, group) == _homes(self.plan, shards)
+            if _factors(self.plan, group) != _factors(self.plan, shards) or not same:
                 self.step.fail("T746", f"{name} is sharded over {self.bucket.shards}", event)
 
     def reductions(self, last: Event) -> None:

@@ -68,7 +68,7 @@ def reduce_grad(binding: Binding, instruction: Instruction) -> Action:
         operation = communicator.all_reduce_in_place
         shard = str(instruction.attribute("shard"))
         length = len(buffer) // binding.plan.group_size(shard)
-        start = length * binding.plan.mesh.coordinate(binding.coordinates, shard)
+        start = length * binding.plan.position(binding.coordinates, shard)
         buffer = buffer[start : start + length]
     else:
         raise ProgramError(f"mode is {mode}, must be all_reduce, reduce_scatter or all_reduce_shard")

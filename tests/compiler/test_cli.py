@@ -123,7 +123,7 @@ def test_wrong_command_lines(arguments: list[str], part: str, capsys: pytest.Cap
 
 def test_a_warning_does_not_stop_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spec = tmp_path / "idle.titan"
-    spec.write_text(Path(QUICKSTART).read_text().replace("pipeline = 2", "pipeline = 2\n    data = 1\n    zero = 1"))
+    spec.write_text(Path(QUICKSTART).read_text().replace("tensor   = 2", "tensor = 1\n    sequence_parallel = true"))
     assert "warning T251" in titan(capsys, "check", str(spec))[2]
     code, out, err = titan(capsys, "plan", str(spec), "--json")
     assert code == 0, err
