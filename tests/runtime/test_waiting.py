@@ -1,0 +1,57 @@
+"""Waiting for an operation under way: it ends when the operation does, or when the run is aborted."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import torch
+from titan.runtime.drive import _settled
+from titan.runtime.transport.base import Handle, Then
+from torch import Tensor
+
+
+class Later(Handle):
+    """Done when its event is set; counts how often it was slept on."""
+
+    def __init__(self) -> None:
+        self.event, self.naps = threading.Event(), 0
+
+    def done(self) -> bool:
+        return self.event.is_set()
+
+    def result(self) -> Tensor | None:
+        return torch.ones(1)
+
+    def settle(self, seconds: float) -> None:
+        self.naps += 1
+        self.event.wait(seconds)
+
+
+class Flag:
+    def __init__(self, after: float) -> None:
+        self._end = time.perf_counter() + after
+
+    def aborted(self) -> bool:
+        return time.perf_counter() > self._end
+
+
+def test_a_long_wait_sleeps_and_ends_with_the_operation() -> None:
+    handle = Later()
+    timer = threading.Timer(0.1, handle.event.set)
+    timer.start()
+    assert _settled(Then(handle, lambda value: value), None)
+    assert 1 <= handle.naps <= 100  # a busy wait of 0.1 s would look thousands of times
+
+
+def test_a_finished_operation_is_never_slept_on() -> None:
+    handle = Later()
+    handle.event.set()
+    assert _settled(handle, None)
+    assert handle.naps == 0
+
+
+def test_an_abort_ends_a_wait_for_something_that_never_comes() -> None:
+    start = time.perf_counter()
+    assert not _settled(Later(), Flag(0.05))
+    assert time.perf_counter() - start < 2.0
