@@ -28,6 +28,7 @@ class Configuration:
     """A cell of the grid.
 
     stages  `even`, `uneven` (one stage with a layer more) or `ends` (embedding and head alone on the outer stages)
+    zero    a stage, or one of `SHARDINGS`
     family  `llama`, `gpt2`, `dropout` (gpt2 with dropout), `kv_one` (one KV head), `kv_few` (half as many as ranks)
     odd     a prime vocabulary, which has to be padded
     """
@@ -37,7 +38,7 @@ class Configuration:
     pipeline: int = 1
     context: int = 1
     sequence_parallel: bool = False
-    zero: int = 0
+    zero: int | str = 0
     recompute: str = "none"
     context_form: str = "gathered"
     schedule: str = "one_f_one_b"
@@ -66,15 +67,22 @@ def switches(mesh: tuple[int, ...]) -> dict[str, tuple[Any, ...]]:
     few = ("kv_few",) if tensor % 2 == 0 and tensor > 2 else ()
     return {
         "sequence_parallel": (False, True) if tensor > 1 else (False,),
-        "zero": CHOICES["zero"].now if data * context > 1 else (0,),
+        "zero": _shardings(data, context),
         "recompute": CHOICES["recompute"].now,
-        "context_form": CHOICES["context_form"].now if context > 1 else ("gathered",),
+        "context_form": _context_forms(context),
         "schedule": _schedules(pipeline),
         "stages": stages,
         "family": ("llama", "gpt2", "dropout", "kv_one", *few),
         "tied": (False, True),
         "odd": (False, True),
     }
+
+
+def _context_forms(context: int) -> tuple[str, ...]:
+    """All; rings only up to six ranks, since each of n ranks takes n steps for every attention."""
+    if context == 1:
+        return ("gathered",)
+    return tuple(form for form in CHOICES["context_form"].now if form != "ring" or context <= 6)
 
 
 def _schedules(pipeline: int) -> tuple[str, ...]:
@@ -101,6 +109,23 @@ def chunks(c: Configuration) -> int:
 def possible(c: Configuration) -> bool:
     """Head exchange needs a KV head for every rank that it exchanges with."""
     return c.context_form != "heads" or c.family not in ("kv_one", "kv_few")
+
+
+# ZeRO-3 that gathers or reduces once a step instead of for each micro-batch; HSDP: shards over half of the data ranks
+SHARDINGS: dict[int | str, dict[str, Any]] = {
+    "3-hold": {"zero": 3, "gather": "once", "reduce": "once"},
+    "3-gather-once": {"zero": 3, "gather": "once", "prefetch": 0},
+    "3-reduce-once": {"zero": 3, "reduce": "once", "prefetch": 2},
+    "1-half": {"zero": 1, "shard": 2},
+    "2-half": {"zero": 2, "shard": 2},
+    "3-half": {"zero": 3, "shard": 2},
+}
+
+
+def _shardings(data: int, context: int) -> tuple[int | str, ...]:
+    if data * context == 1:
+        return (0,)
+    return CHOICES["zero"].now + tuple(name for name in SHARDINGS if "half" not in str(name) or data == 4)
 
 
 def meshes(degrees: tuple[int, ...], ranks: int = RANKS) -> tuple[tuple[int, ...], ...]:
@@ -239,7 +264,8 @@ def strategy_of(c: Configuration) -> Strategy:
     small = prod(getattr(c, axis) for axis in AXES) <= 4
     return Strategy(
         pipeline=c.pipeline, data=c.data, context=c.context, tensor=c.tensor, sequence_parallel=c.sequence_parallel,
-        context_form=c.context_form, zero=c.zero, schedule=c.schedule, recompute=c.recompute,
+        context_form=c.context_form, schedule=c.schedule, recompute=c.recompute,
+        **SHARDINGS.get(c.zero, {"zero": c.zero}),
         micro_batch=2 if small else 1, micro_batches=_micro_batches(c.schedule, c.pipeline), stages=layers_per_stage(c),
     )  # fmt: skip
 
