@@ -32,6 +32,10 @@ class Frame:
     stretches: dict[str, list[Stretch]] = field(default_factory=lambda: {tier: [] for tier in TIERS})
     registers: dict[str, None] = field(default_factory=dict)
 
+    def height(self, tier: str, position: int) -> int:
+        """Bytes of the frame at an instruction."""
+        return next((height for start, stop, height in self.stretches[tier] if start <= position < stop), 0)
+
 
 class Forecast:
     """`tiers` are what every frame is committed to, `committed` the bytes at each instruction with them: of this step
@@ -98,6 +102,17 @@ class Forecast:
     def peak(self, position: int = 0) -> int:
         """Most bytes from an instruction on."""
         return int(self.committed[position:].max())
+
+    def highest(self, position: int) -> int:
+        """The instruction with most bytes, from one on."""
+        return position + int(self.committed[position:].argmax())
+
+    def lower(self, frame: str, position: int) -> str:
+        """The first tier in which a frame holds less at an instruction than it does now; its own where none does."""
+        found, now = self.frames[frame], self.tiers[frame]
+        height = found.height(now, position)
+        lower = TIERS[TIERS.index(now) + 1 :]
+        return next((tier for tier in lower if found.height(tier, position) < height), now)
 
     def live(self, position: int) -> int:
         """Bytes of registers just before an instruction."""

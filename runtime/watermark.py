@@ -1,7 +1,8 @@
 """The watermark: which recompute tier each frame gets, by the memory that is there while the program runs.
 
-    admission   before a layer's forward: the first tier with which the known future stays below the high mark
-    demotion    a stored frame goes down, the one needed last first: when no tier of an admission suffices, and when
+    admission   before a layer's forward: this frame and those to come go down as far as it takes to keep the known
+                future below the high mark
+    demotion    a stored frame goes down, the one needed last first: when that does not suffice, and when
                 an allocation fails, after which the instruction is run again
     promotion   only between steps, after `QUIET` steps in which the better tiers would have done
 
@@ -72,7 +73,7 @@ class Watermark:
     most: int = 0  # most bytes in the step
     quiet: int = 0
     admitted: set[str] = field(default_factory=set)
-    cautious: bool = False  # frames to come count as if in the last tier: they still can be
+    retried: tuple[int, int] = (-1, -1)  # step and instruction of the last failure
 
     def __post_init__(self) -> None:
         self.expected = dict.fromkeys(self.forecast.frames, TIERS[0])
@@ -83,7 +84,7 @@ class Watermark:
     # -- between steps ------------------------------------------------------------------------------------------------
 
     def start(self, step: int) -> None:
-        self.step, self.cautious, self.others, self.most = step, False, 0, 0
+        self.step, self.others, self.most = step, 0, 0
         self.admitted.clear()
         limit = self.reading.limit()
         if limit != self.limit:
@@ -123,31 +124,36 @@ class Watermark:
         live = self.forecast.live(position)
         used = self.reading.used(live)
         self.others = max(self.others, used - live - self.held)
-        if self.cautious or not self._fits(used - live, position):
-            self._choose(frame, position, used, used - live)
+        if not self._fits(used - live, position):
+            self._choose(position, used, used - live)
         self.most = max(self.most, used - live + self.forecast.peak(position))
         return self.forecast.tiers[frame]
 
     def _fits(self, other: int, position: int) -> bool:
         return other + self.forecast.peak(position) <= self.mark(HIGH)
 
-    def _choose(self, frame: str, position: int, used: int, other: int) -> None:
-        self.cautious = True
-        for later in self.forecast.frames.keys() - self.admitted:
-            self.forecast.set(later, TIERS[-1], position)
-        for tier in _from(self.expected[frame]):
-            self.forecast.set(frame, tier, position)
-            if self._fits(other, position):
+    def _choose(self, position: int, used: int, other: int) -> None:
+        """Tiers of this frame and those to come: where the future is highest, the frame in the first tier that is
+        needed last goes down, until all is below the mark. With less memory the same way is only followed further."""
+        frames, tiers = self.forecast.frames, self.forecast.tiers
+        coming = [f for f, found in frames.items() if found.chosen >= position]
+        coming.sort(key=lambda f: frames[f].needed, reverse=True)
+        while not self._fits(other, position):
+            highest = self.forecast.highest(position)
+            lower = {f: tier for f in coming if (tier := self.forecast.lower(f, highest)) != tiers[f]}
+            if not lower:
                 break
-        self._settle(frame, position, "admission", used)
+            frame = min(lower, key=lambda f: TIERS.index(tiers[f]))
+            self.forecast.set(frame, lower[frame], position)
+            self._settle(frame, position, "admission", used)
         changes = iter(()) if self._fits(other, position) else self._demote(position, "pressure", used)
         for _ in changes:
             if self._fits(other, position):
                 break
 
     def relieve(self, position: int) -> bool:
-        """An allocation failed: frames go down until the future is below the high mark again, one at least. False when
-        none can."""
+        """An allocation failed: frames go down until the future is below the high mark again, one at least. Where none
+        can, what is free but held is given back, once. False: there is nothing more to try."""
         live = self.forecast.live(position)
         used = self.reading.used(live)
         done = False
@@ -156,7 +162,8 @@ class Watermark:
             if self._fits(used - live, position):
                 break
         self.reading.release()
-        return done
+        again, self.retried = (self.step, position) == self.retried, (self.step, position)
+        return done or not again
 
     def _demote(self, position: int, reason: str, used: int) -> Iterator[str]:
         """Takes stored frames down tier by tier, the one needed last first."""
