@@ -320,7 +320,7 @@ def _counts(spec: Spec, s: Choices) -> Breach | None:
     if not counts:
         near = [f"pipeline = {p}" for p in (s.pipeline - 1, s.pipeline + 1) if row.legal(p, 4 * p)]
     others = [name for name, r in SCHEDULES.items() if r.chunks == row.chunks and r.legal(s.pipeline, number)]
-    near += [f"schedule = {name}" for name in (others or ["one_f_one_b"])[:2]]
+    near += [f"schedule = {name}" for name in dict.fromkeys((*others[:2], "one_f_one_b"))]
     equation = f"micro-batches = global_batch {batch} / (data {s.data} x micro_batch {s.micro_batch})"
     return Breach(message, "schedule", tuple(near), ((equation, "train.global_batch"),))
 
