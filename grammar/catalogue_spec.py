@@ -341,4 +341,12 @@ ROWS: tuple[Code, ...] = (
         "pipeline = 8                # 1 micro-batch",
         "Raise the batch, lower micro_batch, or take fewer stages.",
     ),
+    Code(
+        "T258",
+        "documents that cannot be told apart",
+        "The separator is a word of the vocabulary, and attention stays inside the documents that it ends.",
+        "A token beyond the vocabulary, or a kind of attention that knows no documents yet.",
+        "vocab = 32000, separator = 32000",
+        "Name the tokenizer's end-of-text token, or leave `separator` out.",
+    ),
 )

@@ -7,8 +7,9 @@ rank (`titan.compiler.plan.sequence`). Partial results and gradients are float32
 from __future__ import annotations
 
 import torch
-from titan.compiler.plan.sequence import Square, visible
+from titan.compiler.plan.sequence import Run, Square, runs, visible
 from titan.runtime.attention_blocks import attention_block, attention_block_backward
+from titan.runtime.documents import attend, attend_backward
 from titan.runtime.dtypes import statistics
 from titan.runtime.place import Attributes, Gradients, Saved
 from torch import Tensor
@@ -83,3 +84,34 @@ def _result_dtype(attributes: Attributes, q: Tensor) -> torch.dtype:
 def _heads(x: Tensor, attributes: Attributes) -> Tensor:
     """[batch, length, heads * d] -> [batch, heads, length, d], without a copy."""
     return x.view(x.shape[0], x.shape[1], -1, int(attributes["head_dim"])).transpose(1, 2)
+
+
+def first_documents(attributes: Attributes, q: Tensor, k: Tensor, v: Tensor, starts: Tensor) -> Partial:
+    """`first_step` inside the documents of a packed sequence."""
+    dtype, heads = statistics(q.dtype), q.shape[2] // int(attributes["head_dim"])
+    out = torch.zeros(q.shape, dtype=dtype, device=q.device)
+    lse = torch.full((q.shape[0], heads, q.shape[1]), -torch.inf, dtype=dtype, device=q.device)
+    attend(attributes, (q, k, v, starts), _places(attributes, q.shape[1]), out, lse)
+    return out.to(_result_dtype(attributes, q)), lse
+
+
+def next_documents(
+    attributes: Attributes, operands: tuple[Tensor, Tensor, Tensor, Tensor], partial: Tensor, partial_lse: Tensor
+) -> Partial:
+    """`next_step` inside the documents of a packed sequence."""
+    out, lse = partial.clone(), partial_lse.clone()
+    attend(attributes, operands, _places(attributes, partial.shape[1]), out, lse)
+    return out.to(_result_dtype(attributes, operands[0])), lse
+
+
+def documents_backward(attributes: Attributes, saved: Saved, gradients: Gradients) -> tuple[Tensor, Tensor, Tensor]:
+    """`step_backward` inside the documents of a packed sequence."""
+    return attend_backward(attributes, saved, gradients[0], _places(attributes, saved["q"].shape[1]))
+
+
+def _places(attributes: Attributes, length: int) -> tuple[tuple[Run, ...], tuple[Run, ...]]:
+    """Positions of the own queries and of the visiting keys."""
+    rank, ring, step = (int(attributes[name]) for name in ("rank", "ring", "step"))
+    zigzag = ring if attributes["zigzag"] else 0
+    own, visiting = (runs(r * length, length, zigzag, length // 2) for r in (rank, (rank - step) % ring))
+    return own, visiting

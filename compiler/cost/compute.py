@@ -85,7 +85,7 @@ def _call_seconds(machine: Machine, segment: Segment, call: Call) -> Seconds:
     backward = call.row.differentiable and any(o in segment.differentiable for o in needed)
     if call.operator == "linear":
         return _linear_seconds(machine, operands, call.operands[0] in segment.differentiable)
-    if call.operator in ("attention", "attention_block", "attention_merge"):
+    if call.operator.removesuffix("_documents") in ("attention", "attention_block", "attention_merge"):
         given = dict(call.attributes)
         flops = call.row.flops(given, operands)
         keys, dtype = operands[1].shape[1], operands[0].dtype

@@ -26,6 +26,7 @@ class _Builder:
     batch: int
     sequence: int
     vocab: int
+    packed: bool = False  # several documents share a sequence
     values: dict[str, Value] = field(default_factory=dict)
     ops: list[Op] = field(default_factory=list)
 
@@ -121,7 +122,10 @@ def _attention(b: _Builder, x: str) -> str:
     k = b.linear(normed, "k", ".attn.k", kv_heads, hidden, attention.bias)
     v = b.linear(normed, "v", ".attn.v", kv_heads, hidden, attention.bias)
     q, k = _rope(b, q, "q.rope", heads), _rope(b, k, "k.rope", kv_heads)
-    mixed = b.op("attention", "mixed", (q, k, v), *heads, head_dim=size, causal=True)
+    operator, operands = "attention", (q, k, v)
+    if b.packed:
+        operator, operands = "attention_documents", (*operands, b.data("starts", "i64"))
+    mixed = b.op(operator, "mixed", operands, *heads, head_dim=size, causal=True)
     out = b.linear(mixed, "attn_out", ".attn.out", hidden, heads, attention.out_bias)
     return b.residual(x, b.dropout(out, "attn_drop", "attention"), "h")
 
@@ -152,14 +156,18 @@ def _embed(b: _Builder) -> Part:
     x = b.op("embedding", "embedded", ("tokens", "embed.weight"), "hidden", model.hidden)
     if model.positions == "learned":
         b.parameter("positions.weight", ("position", "hidden"), (model.max_positions, model.hidden))
-        x = b.op("add_positions", "placed", (x, "positions.weight"), "hidden", model.hidden)
+        operator, operands = "add_positions", (x, "positions.weight")
+        if b.packed:
+            operator, operands = "add_positions_documents", (*operands, b.data("position_starts", "i64"))
+        x = b.op(operator, "placed", operands, "hidden", model.hidden)
     x = b.dropout(x, "embedded.drop", "embedding")
-    return b.part("embed", False, ("tokens",), (x,))
+    return b.part("embed", False, ("tokens", *(v for v in ("position_starts",) if v in b.values)), (x,))
 
 
 def _layer(b: _Builder, block: Dense, name: str) -> Part:
     b.value("x", "hidden", b.model.hidden)
-    return b.part(name, True, ("x",), (_ffn(b, _attention(b, "x"), block),))
+    out = _ffn(b, _attention(b, "x"), block)
+    return b.part(name, True, ("x", *(v for v in ("starts",) if v in b.values)), (out,))
 
 
 def _head(b: _Builder, rows: int) -> Part:
@@ -194,7 +202,8 @@ def build(spec: Spec, strategy: Strategy, mesh: Mesh) -> ModelGraph:
     vocab = padded_vocab(model.vocab, strategy.tensor)
 
     def builder() -> _Builder:
-        return _Builder(model, dtype, strategy.micro_batch * strategy.data, spec.train.sequence, vocab)
+        batch, packed = strategy.micro_batch * strategy.data, spec.train.separator is not None
+        return _Builder(model, dtype, batch, spec.train.sequence, vocab, packed)
 
     kinds: dict[Dense, int] = {}
     chain: list[tuple[int, int | None]] = [(0, None)]

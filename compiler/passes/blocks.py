@@ -54,7 +54,9 @@ class Names:
     layers: int
 
     def register(self, value: str) -> str:
-        return "count" if value == "count" else self._name(value) + MICRO_BATCH
+        if value == "count":
+            return value
+        return (value if value == "starts" else self._name(value)) + MICRO_BATCH  # one for all layers of a chunk
 
     def gradient(self, value: str, number: int) -> str:
         mark = f".{number}" if number else ""
@@ -129,12 +131,14 @@ class BlockWriter:
 
     def _forward(self, chunk: Chunk, keep: bool) -> list[Instruction]:
         emitted = _receive(chunk.entry, chunk.before)
+        loaded: set[str] = set()
         for index, layer in chunk.chain:
             part = self.graph.parts[index]
             names = Names(part, layer, self.layers)
-            emitted += [
-                self._load(value.name, names, part) for value in part.values if value.kind == "data" and value.shape
-            ]
+            for value in part.values:
+                if value.kind == "data" and value.shape and names.register(value.name) not in loaded:
+                    loaded.add(names.register(value.name))
+                    emitted.append(self._load(value.name, names, part))
             if keep and self._adaptive(part):
                 emitted.append(Instruction("watermark", (names.tier,), attributes=(("begin", self._tier(layer)),)))
             variants = {layer.tier: self._run(part, names, layer.tier) for layer in self._variants(part, names, keep)}
@@ -149,7 +153,8 @@ class BlockWriter:
         value = part.table[name]
         mesh = self.graph.mesh
         where = (("start", first_index(value, 1, mesh)), ("length", value.local(mesh).shape[1]))
-        attributes = (("what", name), ("micro_batch", "i"), *where, *permutation(self.graph.zigzag, value.shape[1]))
+        what = "starts" if name.endswith("starts") else name
+        attributes = (("what", what), ("micro_batch", "i"), *where, *permutation(self.graph.zigzag, value.shape[1]))
         return Instruction("load_batch", (names.register(name),), attributes=attributes)
 
     def _adaptive(self, part: Part) -> bool:
@@ -173,7 +178,8 @@ class BlockWriter:
             return names.register(alias.get(value, value))
 
         for step in part.steps:
-            for value in (step.source,) if isinstance(step, Convert) else step.inputs if isinstance(step, Segment) else ():
+            read = step.inputs if isinstance(step, Segment) else (step.source,) if isinstance(step, Convert) else ()
+            for value in read:
                 emitted += awaited.pop(name(value), [])
             if isinstance(step, Convert):
                 if step.forward == "shift":

@@ -15,7 +15,7 @@ from titan.compiler.strategy import Strategy
 
 SEQUENCE = frozenset({"sequence"})
 HEADS = frozenset({"heads", "kv_heads"})
-ATTENTION = ("attention", "attention_block", "attention_merge", "wide_gradient")
+ATTENTION = ("attention", "wide_gradient")  # beginnings of the operators' names
 
 
 def context(graph: ModelGraph, strategy: Strategy) -> ModelGraph:
@@ -30,7 +30,7 @@ def context(graph: ModelGraph, strategy: Strategy) -> ModelGraph:
 
 def _apply(part: Part, factor: str, attention: frozenset[str]) -> Part:
     steps = (
-        op.shard(factor, attention if op.operator in ATTENTION else SEQUENCE) if isinstance(op, Op) else op
+        op.shard(factor, attention if op.operator.startswith(ATTENTION) else SEQUENCE) if isinstance(op, Op) else op
         for op in part.steps
     )
     return replace(part, steps=tuple(steps))

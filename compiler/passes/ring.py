@@ -45,14 +45,15 @@ class _Ring:
     def run(self) -> Part:
         for step in self.part.steps:
             assert not hasattr(step, "body"), "rings are made before segments"
-            if isinstance(step, Op) and step.operator == "attention":
+            if isinstance(step, Op) and step.operator in ("attention", "attention_documents"):
                 self._attention(step)
             elif isinstance(step, Op | Convert):
                 self.steps.append(step)
         return replace(self.part, values=tuple(self.values.values()), steps=tuple(self.steps))
 
     def _attention(self, op: Op) -> None:
-        queries, keys, values = (self._first(name) for name in op.operands)
+        queries, keys, values = (self._first(name) for name in op.operands[:3])
+        starts, kind = op.operands[3:], op.operator.removeprefix("attention")
         out, lse = op.results
         partial: tuple[str, ...] = ()
         for step in range(self.size):
@@ -63,8 +64,8 @@ class _Ring:
             results = (out, lse) if final else self._partial(out, lse, step)
             attributes = (*op.attributes, ("step", step), ("ring", self.size), ("rank", f"@{self.factor}*1"))
             attributes = (*attributes, ("zigzag", self.zigzag), ("final", final))
-            operator = "attention_merge" if step else "attention_block"
-            self.steps.append(Op(operator, results, (queries, *now, *partial), attributes))
+            operator = ("attention_merge" if step else "attention_block") + kind
+            self.steps.append(Op(operator, results, (queries, *now, *starts, *partial), attributes))
             partial = results
 
     def _first(self, name: str) -> str:

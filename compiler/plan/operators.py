@@ -250,6 +250,27 @@ _ROWS = (
         "attention_scores", ("q", "k", "v"), ("out", "scores"), "bsn,btm,btm->bsn", _scores_type, _scores_flops,
         auxiliary=("scores",), whole="t", saves=("q", "k", "v", "out", "scores"), plan_only=True,
     ),
+    Operator(
+        "attention_documents", ("q", "k", "v", "starts"), ("out", "lse"), "bsn,btm,btm,bs->bsn", _attention_type,
+        _attention_flops, data=("starts",), auxiliary=("lse",), whole="t",
+        saves=("q", "k", "v", "starts", "out", "lse"),
+    ),
+    Operator(
+        "attention_block_documents", ("q", "k", "v", "starts"), ("out", "lse"), "bsn,btm,btm,bs->bsn", _block_type,
+        _block_flops, data=("starts",), auxiliary=("lse",), saves=("q", "k", "v", "starts", "out", "lse"),
+        alone=True, wide=("q", "k", "v"),
+    ),
+    Operator(
+        "attention_merge_documents", ("q", "k", "v", "starts", "partial", "partial_lse"), ("out", "lse"),
+        "bsn,btm,btm,bs,bsn,bhs->bsn", _block_type, _block_flops,
+        data=("starts", "partial", "partial_lse"), auxiliary=("lse",),
+        saves=("q", "k", "v", "starts", "out", "lse"), alone=True,
+        accumulates=(("partial", "out"), ("partial_lse", "lse")), wide=("q", "k", "v"),
+    ),
+    Operator(
+        "add_positions_documents", ("x", "table", "starts"), ("out",), "bsh,ph,bs->bsh", _same, _elementwise(1, 0),
+        parameters=("table",), data=("starts",), whole="hp", saves=("starts",), weight_with_input=True,
+    ),
     Operator("swiglu", ("gate", "up"), ("out",), "bsf,bsf->bsf", _same, _elementwise(5, 10), saves=("gate", "up")),
     Operator("gelu", ("x",), ("out",), "bsf->bsf", _same, _elementwise(8, 12), saves=("x",)),
     Operator("relu", ("x",), ("out",), "bsf->bsf", _same, _elementwise(1, 1), saves=("out",)),

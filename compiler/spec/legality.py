@@ -350,6 +350,16 @@ def _empty_stage(spec: Spec, s: Choices) -> Breach | None:
     return None
 
 
+def _separator(spec: Spec, s: Choices) -> Breach | None:
+    separator = spec.train.separator
+    if separator is None:
+        return None
+    if separator >= spec.model.vocab:
+        message = f"separator = {separator} is no token of a vocabulary of {spec.model.vocab}"
+        return Breach(message, "train.separator", (f"separator = {spec.model.vocab - 1}", "separator = none"))
+    return None
+
+
 def _available(spec: Spec, s: Choices) -> Breach | None:
     for key in ("region", "zero", "schedule", "recompute", "context_form"):
         value, now = getattr(s, key), CHOICES[key].now
@@ -365,6 +375,7 @@ RULES: tuple[Rule, ...] = (
     Rule("T203", "tensor divides the attention heads", ("tensor",), _heads),
     Rule("T242", "tensor divides kv_heads or is a multiple of it", ("tensor",), _kv_heads),
     Rule("T243", "tensor divides the feed-forward width", ("tensor",), _ffn),
+    Rule("T258", "documents can be told apart", (), _separator),
     Rule("T234", "the sequence fits the positions of the model", (), _positions),
     Rule("T244", "context divides the sequence", ("context",), _context),
     Rule(

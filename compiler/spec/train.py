@@ -62,7 +62,8 @@ class Validation(Part):
 
 
 class Train(Part):
-    """Training settings; `global_batch` in sequences (`4Mi tokens` is divided by `sequence`)."""
+    """Training settings; `global_batch` in sequences (`4Mi tokens` is divided by `sequence`). With a `separator`, the
+    token that ends a document, attention and labels stay inside the documents that share a sequence."""
 
     KINDS = ("train",)
     sequence: Length
@@ -75,6 +76,8 @@ class Train(Part):
     schedule: Literal["cosine", "constant"] = "cosine"
     clip: Annotated[Positive | None, NONE_WORD] = 1.0
     data: Annotated[str, BeforeValidator(_described)] = ""
+    separator: Annotated[Natural | None, NONE_WORD] = None
+    separator: Annotated[Natural | None, NONE_WORD] = None
     validation: Annotated[Validation | None, NONE_WORD] = None
     seed: Natural = 1234
 

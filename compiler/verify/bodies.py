@@ -21,11 +21,18 @@ STARTS = {
     "rope": ("x", 1),
     "dropout": ("x", 1),
     "attention": ("q", 1),
+    "attention_documents": ("q", 1),
+    "add_positions_documents": ("x", 1),
+    "attention_documents": ("q", 1),
+    "add_positions_documents": ("x", 1),
     "vocab_max": ("logits", 2),
     "vocab_sum": ("logits", 2),
     "linear_vocab_max": ("weight", 0),
     "linear_vocab_sum": ("weight", 0),
 }
+
+
+GATHERING = ("attention", "attention_documents")  # keys may be longer than queries
 
 
 def coefficients(expression: object, mesh: Mesh) -> dict[str, int] | None:
@@ -62,7 +69,7 @@ def _start(call: Call, segment: Segment, mesh: Mesh) -> str:
         return ""
     operand, dim = STARTS[call.operator]
     named = dict(zip(call.row.operands, call.operands, strict=True))
-    skip = sharded_by(segment.types[named["k"]].layout, 1) if call.operator == "attention" else ()
+    skip = sharded_by(segment.types[named["k"]].layout, 1) if call.operator in GATHERING else ()
     expected = first_index(segment.types[named[operand]], dim, mesh, skip)
     given = coefficients(dict(call.attributes).get("start", 0), mesh)
     if given == expected:
@@ -111,7 +118,7 @@ def _shapes(call: Call, segment: Segment) -> str:
     sizes: dict[str, int] = {}
     row, types = call.row, segment.types
     left, right = row.labels
-    free = {"p"} | ({"s", "t"} if call.operator == "attention" else set())
+    free = {"p"} | ({"s", "t"} if call.operator in GATHERING else set())
     for labels, name in zip((*left, *right), (*call.operands, *call.results), strict=False):
         shape = types[name].shape
         if len(shape) != len(labels):

@@ -18,6 +18,7 @@ from titan.compiler.verify.rings import bare, permutations
 from titan.compiler.verify.updates import Step, _factors, _trace
 
 _KINDS = ("tokens", "labels")
+_READ = (*_KINDS, "starts")  # `starts`: where each token's document begins; as often as operators need it
 
 
 def _batch(plan: Plan, instruction: Instruction) -> str:
@@ -51,7 +52,7 @@ def _loads(plan: Plan, role: Role) -> list[Finding]:
         at("T750", wrong, role, block, index)
         for block in role.blocks
         for index, instruction in enumerate(block.instructions)
-        if instruction.opcode == "load_batch" and instruction.attribute("what") in _KINDS
+        if instruction.opcode == "load_batch" and instruction.attribute("what") in _READ
         for wrong in (_batch(plan, instruction),)
         if wrong
     ]
@@ -107,7 +108,7 @@ def _readers(plan: Plan) -> dict[str, tuple[tuple[str, str, str], ...]]:
             for name, operand in zip(call.row.operands, call.operands, strict=True)
             if operand in segment.inputs
         )
-        if any(name in (*_KINDS, "count") for _, name, _ in rows):
+        if any(name in (*_READ, "count") for _, name, _ in rows):
             found[segment.name] = rows
     return found
 
@@ -149,12 +150,12 @@ def _used(role: Role, uses: list[_Use]) -> list[Finding]:
             bare(i.writes[0]): str(i.attribute("what"))
             for block in blocks
             for i in block.instructions
-            if i.opcode == "load_batch" and i.attribute("what") in _KINDS
+            if i.opcode == "load_batch" and i.attribute("what") in _READ
         }
         names = {block.name for block in blocks}
         for use in uses:
             given = sources.get(use.register)
-            if use.block.name in names and (use.operand in _KINDS or given) and given != use.operand:
+            if use.block.name in names and (use.operand in _READ or given) and given != use.operand:
                 message = f"{use.operator} reads {given or use.register} as its {use.operand}"
                 found.append(at("T751", message, role, use.block, use.index))
     return found

@@ -30,7 +30,7 @@ _REQUIRED = {
 _CHOICES = {
     "op": ("sum", "max"),
     "mode": ("all_reduce", "reduce_scatter", "all_reduce_shard"),
-    "what": ("tokens", "labels", "count"),
+    "what": ("tokens", "labels", "starts", "count"),
     "name": ("loss", "grad_norm"),
     "begin": TIERS,
     "tier": TIERS[1:],

@@ -200,14 +200,14 @@ def permutations(plan: Plan) -> Iterator[Finding]:
                 yield Finding("T750", f"segment {segment.name}: {call.operator} {wrong}")
 
 
-_PLACED = ("rope", "add_positions", "dropout")
+_PLACED = ("rope", "add_positions", "add_positions_documents", "dropout")
 
 
 def _order(call: Call, segment: Segment, zigzag: int, chunk: int) -> str:
     given = dict(call.attributes)
     if call.operator in _PLACED and (given.get("zigzag", 0), given.get("chunk", 0)) != (zigzag, chunk):
         return f"takes positions in another order than the tokens are loaded in ({zigzag} ranks, chunks of {chunk})"
-    if call.operator == "attention" and zigzag and given.get("causal", True):
+    if call.operator in ("attention", "attention_documents") and zigzag and given.get("causal", True):
         return "is causal, but the sequence is not in its natural order"
     if "ring" in given and given["causal"] and (given["ring"] if given["zigzag"] else 0) != zigzag:
         return f"is in zigzag order: {given['zigzag']}, tokens are loaded for {zigzag} ranks"

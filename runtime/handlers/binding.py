@@ -12,6 +12,8 @@ from titan.compiler.plan.operators import Attribute
 from titan.compiler.plan.program import Plan
 from titan.compiler.plan.segment import parse_unit
 from titan.runtime.data import TokenSource
+from titan.runtime.documents import Documents
+from titan.runtime.documents import Documents
 from titan.runtime.place import Place
 from titan.runtime.registers import ProgramError, Registers
 from titan.runtime.segments import BoundSegment
@@ -38,7 +40,9 @@ class Binding:
         tiers: tuple[str, ...] = ("",),
     ) -> None:
         """`tiers` are those that the program leaves to the run."""
-        self.plan, self.rank, self.transport, self.state, self.source = plan, rank, transport, state, source
+        self.plan, self.rank, self.transport, self.state = plan, rank, transport, state
+        separator = plan.setting("train.separator")
+        self.source = source if separator is None else Documents(source, int(separator))
         self.training = order == "train"
         self.capture = capture
         self.coordinates = plan.mesh.coordinates(rank)

@@ -142,6 +142,21 @@ def _logits_summed(start: int, vocab: int) -> Callable[..., tuple[Tensor, Tensor
     return sums
 
 
+def _attend_documents(start: int) -> Callable[..., Tensor]:
+    """Plain softmax attention from each query's first key on."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, starts: Tensor) -> Tensor:
+        q, k, v = (x.unflatten(-1, (-1, 8)).transpose(1, 2) for x in (q, k, v))
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+        places, keys = torch.arange(q.shape[2]).unsqueeze(1) + start, torch.arange(k.shape[2])
+        hidden = ((keys > places) | (keys < starts.unsqueeze(2))).unsqueeze(1)
+        scores = (q @ k.transpose(-1, -2) / 8**0.5).masked_fill(hidden, -torch.inf)
+        return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+    return attend
+
+
+STARTS = torch.tensor([[0, 0, 2, 2, 2, 5], [0, 1, 1, 1, 1, 1]])
 LABELS = torch.tensor([[0, 3, -100, 9, 6], [5, 11, 7, -100, 2]])
 TOKENS = torch.tensor([[0, 3, 5, 9, 6], [5, 11, 7, 3, 3]])
 SCALING = {"factor": 8.0, "low": 1.0, "high": 4.0, "original": 64}
@@ -192,6 +207,21 @@ CASES = (
     _attention(4, 12, 4, 2, start=4),
     _attention(4, 12, 4, 4, start=8),
     _attention(4, 12, 2, 2, start=0),
+    *(
+        Case("attention_documents", (_normal(2, 6, 32), _normal(2, keys, 16) + 0.1, _normal(2, keys, 16) - 0.1, starts),
+             _attend_documents(first), {"head_dim": 8, "causal": True, "start": first}, str(first))
+        for first, keys, starts in ((0, 6, STARTS), (4, 12, STARTS + 2))
+    ),
+    Case("attention_block_documents", (_normal(2, 6, 32), _normal(2, 6, 16), _normal(2, 6, 16) - 0.1, STARTS),
+         _attend_documents(0), {"head_dim": 8, "causal": True, "step": 0, "ring": 2, "rank": 0, "zigzag": False,
+                                "final": False}),
+    Case("attention_merge_documents",
+         (_normal(2, 6, 32), _normal(2, 6, 16), _normal(2, 6, 16) - 0.1, torch.tensor([[0] * 6, [6] * 6]),
+          _normal(2, 6, 32) * 0.3, _normal(2, 4, 6) + 1),
+         lambda q, k, v, s, o, lse: torch.cat((_merged(0, 6, 0, 6)(q[:1], k[:1], v[:1], o[:1], lse[:1]), o[1:])),
+         {"head_dim": 8, "causal": True, "step": 1, "ring": 2, "rank": 1, "zigzag": False, "final": True}),
+    Case("add_positions_documents", (_normal(2, 6, 6), _normal(9, 6), STARTS + 2),
+         lambda x, t, s: x + F.embedding(torch.arange(4, 10) - s, t), {"start": 4}),
     Case("swiglu", (_normal(2, 5, 6), _normal(2, 5, 6) + 1), lambda g, u: F.silu(g) * u),
     Case("gelu", (_normal(2, 5, 6),), F.gelu, {"approximate": "none"}),
     Case("gelu", (_normal(2, 5, 6),), lambda x: F.gelu(x, approximate="tanh"), {"approximate": "tanh"}, "tanh"),

@@ -10,12 +10,18 @@ from typing import Any
 import pytest
 import torch
 from titan.compiler.lower import lower
+from titan.compiler.plan.sequence import runs
 from titan.compiler.spec.resolve import resolve
 from titan.compiler.spec.schema import Spec
 from titan.compiler.strategy import Strategy
 from titan.grammar.parser import parse
 from titan.runtime.attention_blocks import attention_block, merge
 from titan.runtime.data import TokenSource
+from titan.runtime.documents import Documents, squares
+from titan.runtime.loopback import collect_parameters
+from titan.runtime.positions import positions
+from titan.runtime.reference import reference_loss
+from titan.runtime.state import allocate
 
 from tests.equivalence.comparison import FLOOR, Training, source_of, train_plan, train_reference, unproven
 from tests.equivalence.configurations import single_strategy
@@ -187,3 +193,81 @@ def test_processes_give_what_loopback_gives(choices: dict[str, Any], tmp_path: P
     found = spec("llama", precision="fp32")
     plan = lower(found, strategy(found, **choices))
     assert gap(train_processes(plan, source_of(found), 2, tmp_path), train_plan(plan, found)) < 1e-5
+
+
+SEPARATOR = 5
+PACKED: tuple[dict[str, Any], ...] = (
+    {"context_form": "gathered"},
+    {"context": 2, "context_form": "gathered"},
+    {"context": 2, "context_form": "heads"},
+    {"context": 4},
+    {"context": 4, "context_order": "contiguous"},
+    {"context": 4, "context_heads": 2},
+    {"context": 2, "tensor": 2, "sequence_parallel": True, "pipeline": 2, "recompute": "full"},
+)
+
+
+@cache
+def one_by_one(family: str) -> tuple[float, dict[str, torch.Tensor]]:
+    """Loss and gradients of the documents of a batch, each run alone through plain autograd."""
+    found = packed(family)
+    single = lower(found, single_strategy(found))
+    state = (allocate(single, 0),)
+    parameters = {n: p.clone().requires_grad_() for n, p in collect_parameters(state, single).items()}
+    tokens, labels = Documents(source_of(found), SEPARATOR).load(range(4), 0, 32)
+    total, count = torch.zeros((), dtype=torch.float64), 0
+    for row in range(4):
+        first = 0
+        for end in [p + 1 for p in range(32) if tokens[row, p] == SEPARATOR] + [32]:
+            if end > first:
+                piece = (tokens[row : row + 1, first:end], labels[row : row + 1, first:end])
+                loss, number = reference_loss(single.setting("model"), parameters, *piece, [row])
+                total, count = total + loss, count + number
+            first = end
+    (total / count).backward()
+    return float(total / count), {n: p.grad for n, p in parameters.items() if p.grad is not None}
+
+
+def packed(family: str) -> Spec:
+    found = spec(family)
+    changed = found.model.model_copy(update={"dropout": 0.0})
+    return replace(found, train=found.train.model_copy(update={"separator": SEPARATOR}), model=changed)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("choices", PACKED, ids=lambda c: "-".join(f"{k}_{v}" for k, v in c.items()))
+def test_packed_documents_equal_documents_run_one_by_one(choices: dict[str, Any], family: str) -> None:
+    found = packed(family)
+    plan = lower(found, strategy(found, **choices))
+    assert unproven(plan) == []
+    loss, gradients = one_by_one(family)
+    trained = train_plan(plan, found, steps=1)
+    assert trained.losses[0] == pytest.approx(loss, rel=1e-13)
+    largest = max(float(g.abs().max()) for g in gradients.values())
+    for name, gradient in gradients.items():
+        floor = largest if name.endswith("attn.k.bias") else FLOOR * largest
+        assert float((trained.gradients[0][name] - gradient).abs().max()) < 1e-12 * max(
+            floor, float(gradient.abs().max())
+        ), name
+
+
+def test_squares_are_the_mask_of_the_documents() -> None:
+    """Against the mask itself: a key is seen from its document's start up to the query."""
+    generator = torch.Generator().manual_seed(1)
+    length, ring = 8, 4
+    for zigzag in (0, ring):
+        ends = torch.rand(ring * length, generator=generator) < 0.15
+        begins = [max([p + 1 for p in range(q) if ends[p]], default=0) for q in range(ring * length)]
+        seen = []
+        for rank in range(ring):
+            own = runs(rank * length, length, zigzag, length // 2)
+            places = positions(own)
+            starts = torch.tensor([begins[p] for p in places.tolist()])
+            for other in range(ring):
+                visiting = runs(other * length, length, zigzag, length // 2)
+                keys = positions(visiting)
+                for s in squares(own, visiting, starts):
+                    for i in range(s.queries):
+                        last = i + 1 if s.causal else s.keys
+                        seen += [(int(places[s.query + i]), int(keys[s.key + j])) for j in range(last)]
+        assert sorted(seen) == [(q, k) for q in range(ring * length) for k in range(begins[q], q + 1)]
