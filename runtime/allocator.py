@@ -8,6 +8,7 @@ is kept; the peak is the same.
 from __future__ import annotations
 
 import ctypes
+import resource
 import sys
 from functools import cache
 
@@ -19,8 +20,9 @@ _PAD = 64 << 20
 
 @cache
 def keep_freed_memory() -> None:
-    """Sets it for this process, once; does nothing where the C library has no such setting."""
-    if not sys.platform.startswith("linux"):
+    """Sets it for this process, once; does nothing where the C library has no such setting, and where data are limited
+    (`ulimit -d`): what is kept would count against the limit."""
+    if not sys.platform.startswith("linux") or resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY:
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:

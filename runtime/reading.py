@@ -41,7 +41,7 @@ class CpuReading:
     def used(self, live: int) -> int:
         if resource.getrlimit(resource.RLIMIT_DATA)[0] in (resource.RLIM_INFINITY, -1):
             return self._buffers + live
-        return _data_bytes() - _reusable_bytes()
+        return data_bytes() - reusable_bytes()
 
     def release(self) -> None:
         library = _libc()
@@ -80,7 +80,7 @@ def out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and ("can't allocate memory" in text or "not enough memory" in text)
 
 
-def _data_bytes() -> int:
+def data_bytes() -> int:
     """What counts against `ulimit -d`."""
     return int(Path("/proc/self/statm").read_bytes().split()[5]) * _PAGE
 
@@ -103,7 +103,7 @@ def _libc() -> ctypes.CDLL | None:
     return library
 
 
-def _reusable_bytes() -> int:
+def reusable_bytes() -> int:
     """Free bytes inside the heap."""
     library = _libc()
     return 0 if library is None else int(library.mallinfo2().fordblks)
