@@ -20,6 +20,7 @@ from titan.compiler.plan.operators import DTYPE_BYTES
 from titan.compiler.plan.segment import TIERS
 from titan.compiler.schedules.order import Times
 from titan.compiler.schedules.registry import SCHEDULES
+from titan.compiler.schedules.timetable import Durations
 from titan.compiler.strategy import Strategy
 
 
@@ -295,27 +296,69 @@ class Estimator:
             return self._adaptive(s, limit)
         one = layer.forward + layer.backward + layer.rebuilt(s.recompute)
         ends = head.forward + head.backward
-        copies = SCHEDULES[s.schedule].copies
-        loads = [sum(s.stages[c] for c in rank.stages) / copies for rank in self._held(s)] if s.stages else []
+        copies, loads = SCHEDULES[s.schedule].copies, self._rank_layers(s)
         stage = ceil(max(loads)) if loads else self.bottleneck(s.pipeline, one, ends / copies)
         tensors = self._peak(s, stage, micro_batches, layer, head)
         communicators = round(self._communicators(s) * self.machine.figures["communicator_bytes"])
         point = round(tensors * (1 + self.machine.figures["allocator_slack"])) + communicators + self.machine.reserved
         seconds = inf
         if point <= limit:
-            at_end = [r for r, rank in enumerate(self._held(s)) if rank.lasts][-1]
-            last = loads[at_end] if loads else 1
-            slowest = max(stage * one, last * one + ends / copies) if s.pipeline > 1 else stage * one + ends
-            whole = self.shape.layers * one + ends
-            forward = (self.shape.layers * layer.forward + head.forward) / s.pipeline
-            weight = (self.shape.layers * layer.backward + head.backward) / s.pipeline / 2
-            times = Times(forward, whole / s.pipeline - forward - weight, weight)
-            seconds = self._pipeline_seconds(s, micro_batches, slowest, times, layer.entry)
+            seconds = self._pipeline_part(s, stage, loads)
             ends_held = max(map(self._ends, self._held(s)))
             hidden = stage * layer.backward
             seconds += self._step_end(s, self._weights(s, stage * copies, ends_held), hidden)
             seconds += micro_batches * self._sharded_seconds(s, layer, stage * copies, ends_held)
         return Estimate(seconds, point, upper_bound(self.machine, tensors, communicators), stage)
+
+    def pipeline_part(self, s: Strategy) -> float:
+        """Seconds of the body of a step in closed form, for known stages: forwards, backwards, and waiting for them."""
+        loads = self._rank_layers(s)
+        return self._pipeline_part(s, ceil(max(loads)), loads)
+
+    def _rank_layers(self, s: Strategy) -> list[float]:
+        """Layers that each rank works on per micro-batch; nothing while the stages are unknown."""
+        copies = SCHEDULES[s.schedule].copies
+        return [sum(s.stages[c] for c in rank.stages) / copies for rank in self._held(s)] if s.stages else []
+
+    def _pipeline_part(self, s: Strategy, stage: int, loads: list[float]) -> float:
+        layer, head = self.layer(self.cut(s)), self.head(self.cut(s))
+        micro_batches = self.global_batch // (s.data * s.micro_batch)
+        one = layer.forward + layer.backward + layer.rebuilt(s.recompute)
+        ends = head.forward + head.backward
+        at_end = [r for r, rank in enumerate(self._held(s)) if rank.lasts][-1]
+        last = loads[at_end] if loads else 1
+        slowest = max(stage * one, last * one + ends / SCHEDULES[s.schedule].copies)
+        slowest = slowest if s.pipeline > 1 else stage * one + ends
+        forward = (self.shape.layers * layer.forward + head.forward) / s.pipeline
+        weight = (self.shape.layers * layer.backward + head.backward) / s.pipeline / 2
+        times = Times(forward, (self.shape.layers * one + ends) / s.pipeline - forward - weight, weight)
+        return self._pipeline_seconds(s, micro_batches, slowest, times, layer.entry)
+
+    def durations(self, s: Strategy) -> Durations:
+        """Seconds of the phases of every chunk, all copies, for known stages. A backward is half to inputs, where what
+        is rebuilt counts too, and half to weights; a transfer takes the slower kind of link that it meets."""
+        layer, head = self.layer(self.cut(s)), self.head(self.cut(s))
+        phases = (layer.forward, layer.backward / 2 + layer.rebuilt(s.recompute), layer.backward / 2)
+        last = (head.forward, head.backward / 2, head.backward / 2)
+        one = [[n * phase for n in s.stages] for phase in phases]
+        for times, end in zip(one, last, strict=True):
+            times[-1] += end
+        copies = SCHEDULES[s.schedule].copies
+        crosses = s.pipeline * s.data * s.context * s.tensor > self.machine.devices_per_node
+        transfer = transfer_seconds(self.machine, crosses, layer.entry)
+        forward, inputs, weights = (tuple(times) * copies for times in one)
+        return Durations(forward, inputs, weights, transfer)
+
+    def room(self, s: Strategy, limit: int) -> tuple[float, ...]:
+        """Bytes that each rank has for activations, for known stages."""
+        fixed = self._communicators(s) * self.machine.figures["communicator_bytes"] + self.machine.reserved
+        head, found = self.head(self.cut(s)), []
+        for rank in self._held(s):
+            layers, ends = sum(s.stages[c] for c in rank.stages), self._ends(rank)
+            held = self._buffers(s, self._weights(s, layers, ends)) + (head.kept if rank.lasts else 0.0)
+            held += self._whole(s, layers, ends) if s.zero > 1 else 0.0
+            found.append((limit - fixed) / (1 + self.machine.figures["allocator_slack"]) - held)
+        return tuple(found)
 
     def _adaptive(self, s: Strategy, limit: float) -> Estimate:
         """The first tier that fits, for all layers."""
@@ -395,7 +438,8 @@ class Estimator:
     def _shards(self, s: Strategy) -> int:
         """Ranks that share shards."""
         data = s.shard if 1 <= s.shard < s.data else s.data
-        return data * s.context * SCHEDULES[s.schedule].copies if s.zero else 1
+        copies = SCHEDULES[s.schedule].copies if s.zero == 1 else 1
+        return data * s.context * copies if s.zero else 1
 
     def _whole(self, s: Strategy, layers: float, ends: int) -> float:
         """Bytes of whole buckets that are alive at once beside the shards: gathered parameters, a layer's or an end's

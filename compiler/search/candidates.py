@@ -30,7 +30,7 @@ class Candidate:
     def work(self) -> int:
         """Block calls of the plan and a share for its blocks: what compiling and proving it costs."""
         s = self.strategy
-        return 2 * s.pipeline * s.micro_batches + 20 * self.estimate.stage * s.pipeline
+        return 2 * s.pipeline * s.micro_batches * s.chunks + 20 * self.estimate.stage * s.pipeline
 
     @property
     def key(self) -> tuple[float, int, int, int, int, int, int, bool, str, int]:
@@ -60,6 +60,13 @@ def price(spec: Spec, estimator: Estimator, space: Space, limit: int) -> tuple[l
     fitting.sort(key=lambda c: c.key)
     others.sort(key=lambda c: (c.estimate.memory, c.key))
     return fitting, others
+
+
+def saved(spec: Spec, estimator: Estimator, candidate: Candidate, limit: int) -> Candidate:
+    """The candidate, or the fastest of the ways to make it fit."""
+    if candidate.estimate.memory <= limit:
+        return candidate
+    return _saving(estimator, candidate, _savings(spec, candidate.strategy), limit)
 
 
 def _savings(spec: Spec, strategy: Strategy) -> list[dict[str, Any]]:

@@ -85,6 +85,10 @@ def _best_other(
 ) -> tuple[Any, Estimate] | None:
     """The first of `everything` (best first, those that fit before others) with another value of the choice."""
     mine = getattr(chosen.strategy, key)
+    if key == "schedule":
+        other = next((c for c in everything if _differs_in_schedule(c.strategy, chosen.strategy)), None)
+        if other is not None:
+            return other.strategy.schedule, other.estimate
     if key in (
         "zero",
         "schedule",
@@ -95,6 +99,12 @@ def _best_other(
         return (values[0], estimator.estimate(replace(chosen.strategy, **change))) if values else None
     found = next((c for c in everything if getattr(c.strategy, key) != mine), None)
     return (getattr(found.strategy, key), found.estimate) if found else None
+
+
+def _differs_in_schedule(other: Strategy, chosen: Strategy) -> bool:
+    """The same mesh and micro-batch under another schedule, its order timed as well."""
+    same = all(getattr(other, key) == getattr(chosen, key) for key in (*MESH, "micro_batch"))
+    return same and other.schedule != chosen.schedule and bool(other.stages)
 
 
 def _compare(other: Estimate, chosen: Estimate, limit: int) -> str:

@@ -14,6 +14,7 @@ from titan.compiler.cost.machine import Machine, read_machine
 from titan.compiler.cost.memory import MemoryLedger, memory_ledger
 from titan.compiler.cost.simulate import Timeline, simulate
 from titan.compiler.search.candidates import NEAR, Candidate, affordable, price, with_stages
+from titan.compiler.search.orders import finished, with_schedules
 from titan.compiler.search.reasons import reasons
 from titan.compiler.search.refuse import nothing_fits, nothing_legal
 from titan.compiler.search.space import Space, allowed, enumerate_space
@@ -95,8 +96,9 @@ def search(spec: Spec) -> SearchResult:
     fitting, others = price(spec, estimator, space, limit)
     near = sorted((c for c in others if c.estimate.memory <= NEAR * limit), key=lambda c: c.key)
     ranked, lost = affordable(fitting, LARGE, MARGIN)
+    ranked = with_schedules(spec, estimator, ranked, limit)
     ranked += near
-    finalists = _compile(spec, estimator, ranked, (*fitting, *others), limit)
+    finalists = _compile(spec, estimator, ranked, (*ranked, *fitting, *others), limit)
     if not finalists:
         closest = min((*fitting, *others), key=lambda c: (c.estimate.memory, c.key))
         raise nothing_fits(spec, with_stages(closest, estimator, limit), len(space.candidates))
@@ -130,7 +132,7 @@ def _compile(
         work += candidate.work
         if len(found) == FINALISTS or (len(found) >= 2 and work > WORK):
             break
-        chosen = replace(candidate, strategy=with_stages(candidate, estimator, limit))
+        chosen = replace(candidate, strategy=finished(candidate, estimator, limit))
         why = reasons(spec, estimator, chosen, everything, limit)
         chosen = replace(chosen, strategy=replace(chosen.strategy, reasons=why))
         if chosen.strategy.recompute == "adaptive":

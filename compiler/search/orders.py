@@ -1,0 +1,97 @@
+"""Schedules for the best candidates: every order that the wishes allow is timed with the candidate's own chunk times.
+
+The closed forms rank meshes by one schedule; here the best of them get the others too, with the layers split for the
+schedule's placement. A timed order knows uneven chunks, head and links; what stands outside the body of a step keeps
+its closed form.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from titan.compiler.cost.estimate import Estimator
+from titan.compiler.schedules.listing import Costs
+from titan.compiler.schedules.order import Order
+from titan.compiler.schedules.registry import SCHEDULES
+from titan.compiler.schedules.solved import solve
+from titan.compiler.schedules.timetable import timetable
+from titan.compiler.search.candidates import Candidate, saved, with_stages
+from titan.compiler.search.space import schedules
+from titan.compiler.strategy import Strategy
+
+if TYPE_CHECKING:
+    from titan.compiler.spec.schema import Spec
+
+BEST = 4  # meshes whose schedules are tried
+ELEMENTS = 6_000  # of an order that is timed; a longer one keeps its closed form
+SOLVED = 1_600  # elements of an order that is searched for
+
+
+def with_schedules(spec: Spec, estimator: Estimator, ranked: list[Candidate], limit: int) -> list[Candidate]:
+    """`ranked` with the other schedules of its first candidates, in order of their times."""
+    tried: list[Candidate] = []
+    for candidate in ranked[:BEST]:
+        s = candidate.strategy
+        for name, chunks in schedules(spec, s.pipeline, s.micro_batches) if s.pipeline > 1 else ():
+            elements = 3 * s.pipeline * s.micro_batches * chunks * SCHEDULES[name].copies
+            first = candidate is ranked[0] or _pinned(spec, name)
+            if elements > ELEMENTS or (name == "solved" and (elements > SOLVED or not first)):
+                continue
+            found = timed(spec, estimator, candidate, name, chunks, limit)
+            if found is not None:
+                tried.append(found)
+    if not tried:
+        return ranked
+    others = [c for c in ranked[:BEST] if c.strategy.pipeline == 1]
+    return sorted([*tried, *others], key=lambda c: c.key) + ranked[BEST:]
+
+
+def _pinned(spec: Spec, name: str) -> bool:
+    wish = spec.parallel.schedule
+    return wish.fixed and wish.value == name
+
+
+def timed(
+    spec: Spec, estimator: Estimator, candidate: Candidate, name: str, chunks: int, limit: int
+) -> Candidate | None:
+    """The candidate with another schedule, timed; None when it does not fit."""
+    changed = replace(candidate.strategy, schedule=name, wished_chunks=chunks, stages=spec.parallel.stages.value or ())
+    changed = replace(changed, recompute=_first_tier(spec, candidate.strategy))
+    found = saved(spec, estimator, Candidate(changed, estimator.estimate(changed)), limit)
+    if found.estimate.memory > limit:
+        return None
+    strategy = finished(found, estimator, limit)
+    estimate = estimator.estimate(strategy)
+    if estimate.memory > limit:
+        return None
+    body = timetable(strategy.order, estimator.durations(strategy)).makespan
+    seconds = estimate.seconds - estimator.pipeline_part(strategy) + body
+    return Candidate(strategy, replace(estimate, seconds=seconds))
+
+
+def _first_tier(spec: Spec, s: Strategy) -> str:
+    """A schedule that keeps less may need no recompute where another did."""
+    return "none" if spec.parallel.recompute.allows("none") else s.recompute
+
+
+def finished(candidate: Candidate, estimator: Estimator, limit: int) -> Strategy:
+    """The strategy with its layers split, and with its order when that has to be found."""
+    strategy = with_stages(candidate, estimator, limit)
+    if strategy.schedule != "solved" or strategy.written_order is not None:
+        return strategy
+    return replace(strategy, written_order=solved_order(strategy, estimator, limit))
+
+
+def solved_order(s: Strategy, estimator: Estimator, limit: int) -> Order | None:
+    """The best order for the strategy's chunks within the memory of every rank; None where a rank has room for less
+    than one micro-batch, or where the order would be too long to search for."""
+    layer = estimator.layer(estimator.cut(s))
+    frames = tuple(float(max(n, 1) * layer.stored(s.recompute)) for n in s.stages)
+    costs = Costs(estimator.durations(s), frames, estimator.room(s, limit))
+    if 3 * s.micro_batches * len(s.stages) > ELEMENTS:
+        return None
+    try:
+        return solve(s.pipeline, s.micro_batches, costs, effort=0)
+    except ValueError:
+        return None

@@ -1,0 +1,91 @@
+"""Schedules in the search: layers split by what ranks hold, orders timed, the winner explained."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from titan.compiler.cost.simulate import simulate
+from titan.compiler.lower import lower
+from titan.compiler.schedules.order import looped, vee
+from titan.compiler.schedules.registry import SCHEDULES
+from titan.compiler.search.search import search
+from titan.compiler.search.stages import balance_ranks
+from titan.compiler.strategy import Strategy
+from titan.compiler.verify.proofs import verify
+
+from tests.compiler.schedules.small import small_spec
+
+MIRRORED = (0, 1, 1, 0)  # four stages of two copies: ranks 0 and 3 hold the same pair, so do 1 and 2
+
+
+def slowest(costs: list[float], split: tuple[int, ...], placement: tuple[int, ...], first: float, last: float) -> float:
+    loads, start = dict.fromkeys(placement, 0.0), 0
+    loads[placement[0]] += first
+    loads[placement[-1]] += last
+    for place, count in zip(placement, split, strict=True):
+        loads[place] += sum(costs[start : start + count])
+        start += count
+    return max(loads.values())
+
+
+def best_by_trying(costs: list[float], placement: tuple[int, ...], first: float, last: float) -> float:
+    number, found = len(placement), []
+    for cuts in combinations(range(1, len(costs)), number - 1):
+        edges = (0, *cuts, len(costs))
+        split = tuple(b - a for a, b in zip(edges, edges[1:], strict=False))
+        found.append(slowest(costs, split, placement, first, last))
+    return min(found)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    layers=st.integers(4, 11), placement=st.sampled_from((vee(2), looped(2, 2), MIRRORED)),
+    first=st.sampled_from((0.0, 0.1, 1.0)), last=st.sampled_from((0.0, 0.7, 2.5)), uneven=st.booleans(),
+)  # fmt: skip
+def test_the_split_is_the_best_there_is(
+    layers: int, placement: tuple[int, ...], first: float, last: float, uneven: bool
+) -> None:
+    costs = [1.0 + (uneven and n % 3 == 0) for n in range(layers)]
+    split = balance_ranks(costs, placement, first, last)
+    assert split is not None and sum(split) == layers and min(split) >= 1
+    best = best_by_trying(costs, placement, first, last)
+    found = slowest(costs, split, placement, first, last)
+    assert found <= best + (1.0 if uneven else 1e-9)  # exact for equal layers, else within half of a large one
+
+
+def test_a_split_keeps_to_the_memory_of_a_place() -> None:
+    assert balance_ranks([1.0] * 8, vee(2), 0.0, 0.0, (3, 5)) is not None
+    split = balance_ranks([1.0] * 8, vee(2), 0.0, 0.0, (3, 5))
+    assert split is not None and split[0] + split[3] <= 3
+    assert balance_ranks([1.0] * 8, vee(2), 0.0, 0.0, (3, 3)) is None
+
+
+def test_the_best_schedule_wins_and_says_by_how_much() -> None:
+    spec = small_spec(layers=8, batch=16, devices=4, parallel="pipeline = 4, micro_batch = 1")
+    found = search(spec)
+    assert found.strategy.schedule != "one_f_one_b"
+    plain = Strategy(pipeline=4, micro_batches=16, stages=(2, 2, 2, 2))
+    assert found.timeline.step < simulate(lower(spec, plain)).step
+    (origin, sentence) = next((o, s) for key, o, s in found.strategy.reasons if key == "schedule")
+    assert origin == "search" and sentence.startswith("schedule = ") and " s" in sentence
+    assert {other.strategy.schedule for other in found.runners_up} - {found.strategy.schedule}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_schedule_can_be_asked_for(name: str) -> None:
+    spec = small_spec(layers=9, batch=8, devices=2, parallel=f"pipeline = 2, micro_batch = 1, schedule = {name}")
+    found = search(spec)
+    assert found.strategy.schedule == name and sum(found.strategy.stages) == 9
+    assert len(found.strategy.stages) == 2 * found.strategy.chunks
+    if name == "solved":
+        assert found.strategy.written_order is not None
+    assert all(proof.ok for proof in verify(found.plan).values())
+
+
+def test_wished_chunks_are_taken() -> None:
+    wishes = "pipeline = 2, micro_batch = 1, schedule = interleaved, chunks = 3"
+    found = search(small_spec(layers=9, batch=8, devices=2, parallel=wishes))
+    assert len(found.strategy.stages) == 6 and found.strategy.chunks == 3
