@@ -41,6 +41,7 @@ class Options:
     resume: Path | None = None
     log_dir: Path | None = None
     save_every: int = SAVE_EVERY
+    replay_tiers: Path | None = None
     device: str = "auto"
     expectation: Expectation = field(default_factory=Expectation)
 
@@ -144,7 +145,8 @@ def prepare(plan: Plan, options: Options, folder: Path) -> Job:
     every = int(wishes.get("every") or 0)
     checkpoints = folder / "checkpoints"
     batches = min(batches, whole)
-    return Job(digest, source, validation, batches, every, first, stop, saved, checkpoints, options.save_every)
+    saves = (saved, checkpoints, options.save_every)
+    return Job(digest, source, validation, batches, every, first, stop, *saves, options.replay_tiers)
 
 
 def total_steps(plan: Plan) -> int:

@@ -12,15 +12,17 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from titan.grammar.diagnostics import Diagnostic, TitanError
 from titan.runtime import checkpoint
 from titan.runtime.drive import drive
-from titan.runtime.interpreter import Executable
+from titan.runtime.interpreter import Executable, usual
 from titan.runtime.optimizer import Training
 from titan.runtime.state import allocate
+from titan.runtime.watermark import Decision, Replay, Watermark, decision_text, read_decisions
 
 if TYPE_CHECKING:
     import torch
@@ -38,7 +40,8 @@ class Job:
 
     Steps count from 0: `first` is the first to run (the saved ones are done), `stop` the one before which to end. Every
     `validate_every` steps, and at the end, the held-out loss over `validation_batches` global batches is measured.
-    Every `save_every` steps, and at the end, a save is made (0: only at the end).
+    Every `save_every` steps, and at the end, a save is made (0: only at the end). `replay` is the folder with the
+    recompute tiers of an earlier run, which this one is to follow.
     """
 
     plan_hash: str
@@ -51,6 +54,7 @@ class Job:
     saved: checkpoint.Saved | None
     checkpoints: Path
     save_every: int
+    replay: Path | None = None
 
 
 class RankRun:
@@ -69,7 +73,9 @@ class RankRun:
         recorder = world.control.recorder(rank)
 
         def bind(source: TokenSource, order: str) -> Executable:
-            return Executable(plan, rank, transport, self.state, source, order, delay=recorder)
+            return Executable(
+                plan, rank, transport, self.state, source, order, delay=recorder, watermark=partial(_policy, job, rank)
+            )
 
         self.training = bind(job.source, "train")
         self.evaluation = None if job.validation is None else bind(job.validation, "evaluate")
@@ -159,6 +165,23 @@ class RankRun:
             time.sleep(0.002)
         peaks = [int(json.loads(store.get(name))) for name in names]
         self.emit({"event": "end", "step": done, "stopped": stopped, "peak_memory_bytes": max(peaks)})
+
+
+def _policy(job: Job, rank: int, executable: Executable) -> Watermark:
+    """Chooses recompute tiers, or follows an earlier run; every change goes to the rank's file in the run's folder."""
+    file = job.checkpoints.parent / "tiers" / f"rank{rank}.jsonl"
+
+    def record(decision: Decision) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("a") as lines:
+            lines.write(decision_text(decision) + "\n")
+
+    if job.replay is None:
+        return usual(executable, record)
+    earlier = job.replay / file.name
+    found = usual(executable, record, Replay)
+    assert isinstance(found, Replay)
+    return found.follow(read_decisions(earlier) if earlier.exists() else ())
 
 
 def compare_plans(plan_hash: str, world: World) -> None:

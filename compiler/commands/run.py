@@ -32,6 +32,11 @@ FOLDER = click.Path(path_type=Path, file_okay=False)
     help="Steps between saves; 0: only at the end.",
 )
 @click.option(
+    "--replay-tiers",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="Follow the recompute tiers that an earlier run chose: its folder `tiers`.",
+)
+@click.option(
     "--device",
     type=click.Choice(("auto", "cpu", "cuda")),
     default="auto",
@@ -45,6 +50,7 @@ def run(
     resume: Path | None,
     log_dir: Path | None,
     save_every: int,
+    replay_tiers: Path | None,
     device: str,
     as_json: bool,
 ) -> int:
@@ -66,6 +72,7 @@ def run(
         resume=resume,
         log_dir=log_dir,
         save_every=save_every,
+        replay_tiers=replay_tiers,
         device=device,
         expectation=import_module("titan.runtime.progress").Expectation(**expectation(found.plan)),
     )
