@@ -172,7 +172,7 @@ def forms(tokens: int, steps: int) -> dict[str, dict[str, Any]]:
             "register_bytes": max(r.registers for r in ran),
             "loss": ran[0].losses[-1],
             "sent": max(r.sent for r in ran),
-            "expected": formula(tokens, context // heads) if form == "ring" else 0,
+            "expected": formula(tokens, context // heads) // heads if form == "ring" else 0,
         }
     return found
 
