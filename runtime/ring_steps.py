@@ -17,22 +17,22 @@ from torch import Tensor
 Partial = tuple[Tensor, Tensor]  # out [batch, length, heads * head_dim], lse [batch, heads, length]
 
 
-def first_step(attributes: Attributes, q: Tensor, k: Tensor, v: Tensor) -> Partial:
+def first_step(attributes: Attributes, q: Tensor, kv: Tensor) -> Partial:
     """Own queries against own keys."""
     square = visible(attributes, q.shape[1])
     assert square is not None  # the own keys are always seen
-    out, lse = _forward(attributes, square, q, k, v)
+    out, lse = _forward(attributes, square, q, kv)
     joined = out.transpose(1, 2).flatten(2)
     return joined.to(_result_dtype(attributes, q)).contiguous(), lse
 
 
-def next_step(attributes: Attributes, q: Tensor, k: Tensor, v: Tensor, partial: Tensor, partial_lse: Tensor) -> Partial:
+def next_step(attributes: Attributes, q: Tensor, kv: Tensor, partial: Tensor, partial_lse: Tensor) -> Partial:
     """The partial result of the keys so far, with the visiting keys merged in."""
     square, dtype = visible(attributes, q.shape[1]), _result_dtype(attributes, q)
     if square is None:
         return partial.to(dtype, copy=True), partial_lse.clone()
     out, lse = partial.clone(), partial_lse.clone()
-    block, block_lse = _forward(attributes, square, q, k, v)
+    block, block_lse = _forward(attributes, square, q, kv)
     before = lse.narrow(2, square.query, square.queries)
     total = torch.logaddexp(before, block_lse)
     target = _heads(out, attributes).narrow(2, square.query, square.queries)
@@ -42,27 +42,28 @@ def next_step(attributes: Attributes, q: Tensor, k: Tensor, v: Tensor, partial: 
     return out.to(dtype), lse
 
 
-def step_backward(attributes: Attributes, saved: Saved, gradients: Gradients) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of queries, keys and values from this step; `out`, `lse` and the gradient are those of all steps."""
-    q, k, v = saved["q"], saved["k"], saved["v"]
+def step_backward(attributes: Attributes, saved: Saved, gradients: Gradients) -> tuple[Tensor, Tensor]:
+    """Gradients of queries, and of keys and values, from this step; `out`, `lse` and the gradient are those of all
+    steps."""
+    q, kv = saved["q"], saved["kv"]
     wide = statistics(q.dtype)
     square = visible(attributes, q.shape[1])
     if square is None:
-        return torch.zeros_like(q, dtype=wide), torch.zeros_like(k, dtype=wide), torch.zeros_like(v, dtype=wide)
+        return torch.zeros_like(q, dtype=wide), torch.zeros_like(kv, dtype=wide)
     rows, columns = (square.query, square.queries), (square.key, square.keys)
     given = [_heads(x, attributes).narrow(2, *rows) for x in (gradients[0], q, saved["out"])]
-    keys = [_heads(x, attributes).narrow(2, *columns) for x in (k, v)]
+    keys = [_heads(x, attributes).narrow(2, *columns) for x in kv]
     lse = saved["lse"].narrow(2, *rows).contiguous()
-    found = attention_block_backward(given[0], given[1], *keys, given[2], lse, square.causal)
-    places = (rows, columns, columns)
-    return tuple(  # type: ignore[return-value]
-        _placed(d, like, place, attributes, wide) for d, like, place in zip(found, (q, k, v), places, strict=True)
-    )
+    dq, dk, dv = attention_block_backward(given[0], given[1], *keys, given[2], lse, square.causal)
+    dkv = (torch.empty_like if square.keys == kv.shape[2] else torch.zeros_like)(kv, dtype=wide)
+    for whole, gradient in zip(dkv, (dk, dv), strict=True):
+        _heads(whole, attributes).narrow(2, *columns).copy_(gradient)
+    return _placed(dq, q, rows, attributes, wide), dkv
 
 
-def _forward(attributes: Attributes, square: Square, q: Tensor, k: Tensor, v: Tensor) -> Partial:
+def _forward(attributes: Attributes, square: Square, q: Tensor, kv: Tensor) -> Partial:
     queries = _heads(q, attributes).narrow(2, square.query, square.queries)
-    keys, values = (_heads(x, attributes).narrow(2, square.key, square.keys) for x in (k, v))
+    keys, values = (_heads(x, attributes).narrow(2, square.key, square.keys) for x in kv)
     return attention_block(queries, keys, values, square.causal)
 
 
@@ -86,27 +87,31 @@ def _heads(x: Tensor, attributes: Attributes) -> Tensor:
     return x.view(x.shape[0], x.shape[1], -1, int(attributes["head_dim"])).transpose(1, 2)
 
 
-def first_documents(attributes: Attributes, q: Tensor, k: Tensor, v: Tensor, starts: Tensor) -> Partial:
+def first_documents(attributes: Attributes, q: Tensor, kv: Tensor, starts: Tensor) -> Partial:
     """`first_step` inside the documents of a packed sequence."""
     dtype, heads = statistics(q.dtype), q.shape[2] // int(attributes["head_dim"])
     out = torch.zeros(q.shape, dtype=dtype, device=q.device)
     lse = torch.full((q.shape[0], heads, q.shape[1]), -torch.inf, dtype=dtype, device=q.device)
-    attend(attributes, (q, k, v, starts), _places(attributes, q.shape[1]), out, lse)
+    attend(attributes, (q, *kv, starts), _places(attributes, q.shape[1]), out, lse)
     return out.to(_result_dtype(attributes, q)), lse
 
 
 def next_documents(
-    attributes: Attributes, operands: tuple[Tensor, Tensor, Tensor, Tensor], partial: Tensor, partial_lse: Tensor
+    attributes: Attributes, operands: tuple[Tensor, Tensor, Tensor], partial: Tensor, partial_lse: Tensor
 ) -> Partial:
     """`next_step` inside the documents of a packed sequence."""
+    q, kv, starts = operands
     out, lse = partial.clone(), partial_lse.clone()
-    attend(attributes, operands, _places(attributes, partial.shape[1]), out, lse)
-    return out.to(_result_dtype(attributes, operands[0])), lse
+    attend(attributes, (q, *kv, starts), _places(attributes, partial.shape[1]), out, lse)
+    return out.to(_result_dtype(attributes, q)), lse
 
 
-def documents_backward(attributes: Attributes, saved: Saved, gradients: Gradients) -> tuple[Tensor, Tensor, Tensor]:
+def documents_backward(attributes: Attributes, saved: Saved, gradients: Gradients) -> tuple[Tensor, Tensor]:
     """`step_backward` inside the documents of a packed sequence."""
-    return attend_backward(attributes, saved, gradients[0], _places(attributes, saved["q"].shape[1]))
+    k, v = saved["kv"]
+    places = _places(attributes, saved["q"].shape[1])
+    dq, dk, dv = attend_backward(attributes, {**saved, "k": k, "v": v}, gradients[0], places)
+    return dq, torch.stack((dk, dv))
 
 
 def _places(attributes: Attributes, length: int) -> tuple[tuple[Run, ...], tuple[Run, ...]]:

@@ -88,7 +88,7 @@ def _call_seconds(machine: Machine, segment: Segment, call: Call) -> Seconds:
     if call.operator.removesuffix("_documents") in ("attention", "attention_block", "attention_merge"):
         given = dict(call.attributes)
         flops = call.row.flops(given, operands)
-        keys, dtype = operands[1].shape[1], operands[0].dtype
+        keys, dtype = operands[1].shape[-2], operands[0].dtype
         if "ring" in given:
             more = most_pairs(given, keys) / mean_pairs(given, keys)
         else:
@@ -100,7 +100,7 @@ def _call_seconds(machine: Machine, segment: Segment, call: Call) -> Seconds:
     if call.operator == "attention_scores":
         return _scores_seconds(machine, call, operands)
     if call.operator == "wide_gradient":  # the tensor itself; its gradient becomes narrow
-        return Seconds(0.0, moved_seconds(machine, 1.5 * operands[0].bytes) if backward else 0.0)
+        return Seconds(0.0, moved_seconds(machine, 3.0 * operands[0].bytes) if backward else 0.0)
     forward = moved_seconds(machine, sum(t.bytes for t in operands) + sum(t.bytes for t in results))
     if call.operator == "embedding":
         written = results[0].bytes

@@ -52,20 +52,20 @@ class _Ring:
         return replace(self.part, values=tuple(self.values.values()), steps=tuple(self.steps))
 
     def _attention(self, op: Op) -> None:
-        queries, keys, values = (self._first(name) for name in op.operands[:3])
+        queries, keys = self._first(op.operands[0]), self._pair(op.operands[1], op.operands[2])
         starts, kind = op.operands[3:], op.operator.removeprefix("attention")
         out, lse = op.results
         partial: tuple[str, ...] = ()
         for step in range(self.size):
             final = step == self.size - 1
-            now = (keys, values)
+            now = keys
             if not final:
-                keys, values = self._shift(keys, step + 1), self._shift(values, step + 1)
+                keys = self._shift(keys, step + 1)
             results = (out, lse) if final else self._partial(out, lse, step)
             attributes = (*op.attributes, ("step", step), ("ring", self.size), ("rank", f"@{self.factor}*1"))
             attributes = (*attributes, ("zigzag", self.zigzag), ("final", final))
             operator = ("attention_merge" if step else "attention_block") + kind
-            self.steps.append(Op(operator, results, (queries, *now, *starts, *partial), attributes))
+            self.steps.append(Op(operator, results, (queries, now, *starts, *partial), attributes))
             partial = results
 
     def _first(self, name: str) -> str:
@@ -73,6 +73,14 @@ class _Ring:
         result = f"{name}.ring0"
         self.values[result] = replace(self.values[name], name=result, wide=True)
         self.steps.append(Op("wide_gradient", (result,), (name,), (("dtype", self.values[name].dtype),)))
+        return result
+
+    def _pair(self, keys: str, values: str) -> str:
+        """Keys and values as one tensor: one message passes both on."""
+        like, result = self.values[keys], "kv.ring0"
+        dims, shape = ("pair", *like.dims), (2, *like.shape)
+        self.values[result] = replace(like, name=result, dims=dims, shape=shape, wide=True)
+        self.steps.append(Op("pack_keys", (result,), (keys, values), (("dtype", like.dtype),)))
         return result
 
     def _shift(self, name: str, step: int) -> str:

@@ -15,7 +15,8 @@ from titan.compiler.strategy import Strategy
 SEQUENCE = frozenset({"sequence"})
 WHOLE = (
     "token_loss",  # reads whole rows: its statistics come out of the vocabulary sums complete on every tensor rank
-    "wide_gradient",  # keys and values are gathered once, before they go around the ring
+    "pack_keys",  # keys and values are gathered once, before they go around the ring
+    "wide_gradient",
 )
 
 

@@ -164,6 +164,10 @@ def _attention_flops(attributes: Mapping[str, Attribute], ins: tuple[TensorType,
     return Flops(2 * product, 5 * product)
 
 
+def _pair_type(attributes: Mapping[str, Attribute], ins: tuple[TensorType, ...]) -> tuple[tuple[str, Shape], ...]:
+    return ((ins[0].dtype, (2, *ins[0].shape)),)
+
+
 def _block_type(attributes: Mapping[str, Attribute], ins: tuple[TensorType, ...]) -> tuple[tuple[str, Shape], ...]:
     """Partial results stay in the statistics' dtype, the final one has that of the queries."""
     (dtype, shape), lse = _attention_type(attributes, ins)
@@ -236,15 +240,16 @@ _ROWS = (
         auxiliary=("lse",), whole="t", saves=("q", "k", "v", "out", "lse"),
     ),
     Operator("wide_gradient", ("x",), ("out",), "bsn->bsn", _same, lambda a, i: Flops(0.0), wide=("out",)),
+    Operator("pack_keys", ("k", "v"), ("kv",), "bsm,bsm->cbsm", _pair_type, lambda a, i: Flops(0.0), wide=("kv",)),
     Operator(
-        "attention_block", ("q", "k", "v"), ("out", "lse"), "bsn,btm,btm->bsn", _block_type, _block_flops,
-        auxiliary=("lse",), saves=("q", "k", "v", "out", "lse"), alone=True, wide=("q", "k", "v"),
+        "attention_block", ("q", "kv"), ("out", "lse"), "bsn,cbtm->bsn", _block_type, _block_flops,
+        auxiliary=("lse",), saves=("q", "kv", "out", "lse"), alone=True, wide=("q", "kv"),
     ),
     Operator(
-        "attention_merge", ("q", "k", "v", "partial", "partial_lse"), ("out", "lse"), "bsn,btm,btm,bsn,bhs->bsn",
+        "attention_merge", ("q", "kv", "partial", "partial_lse"), ("out", "lse"), "bsn,cbtm,bsn,bhs->bsn",
         _block_type, _block_flops,
-        data=("partial", "partial_lse"), auxiliary=("lse",), saves=("q", "k", "v", "out", "lse"), alone=True,
-        accumulates=(("partial", "out"), ("partial_lse", "lse")), wide=("q", "k", "v"),
+        data=("partial", "partial_lse"), auxiliary=("lse",), saves=("q", "kv", "out", "lse"), alone=True,
+        accumulates=(("partial", "out"), ("partial_lse", "lse")), wide=("q", "kv"),
     ),
     Operator(
         "attention_scores", ("q", "k", "v"), ("out", "scores"), "bsn,btm,btm->bsn", _scores_type, _scores_flops,
@@ -256,16 +261,16 @@ _ROWS = (
         saves=("q", "k", "v", "starts", "out", "lse"),
     ),
     Operator(
-        "attention_block_documents", ("q", "k", "v", "starts"), ("out", "lse"), "bsn,btm,btm,bs->bsn", _block_type,
-        _block_flops, data=("starts",), auxiliary=("lse",), saves=("q", "k", "v", "starts", "out", "lse"),
-        alone=True, wide=("q", "k", "v"),
+        "attention_block_documents", ("q", "kv", "starts"), ("out", "lse"), "bsn,cbtm,bs->bsn", _block_type,
+        _block_flops, data=("starts",), auxiliary=("lse",), saves=("q", "kv", "starts", "out", "lse"),
+        alone=True, wide=("q", "kv"),
     ),
     Operator(
-        "attention_merge_documents", ("q", "k", "v", "starts", "partial", "partial_lse"), ("out", "lse"),
-        "bsn,btm,btm,bs,bsn,bhs->bsn", _block_type, _block_flops,
+        "attention_merge_documents", ("q", "kv", "starts", "partial", "partial_lse"), ("out", "lse"),
+        "bsn,cbtm,bs,bsn,bhs->bsn", _block_type, _block_flops,
         data=("starts", "partial", "partial_lse"), auxiliary=("lse",),
-        saves=("q", "k", "v", "starts", "out", "lse"), alone=True,
-        accumulates=(("partial", "out"), ("partial_lse", "lse")), wide=("q", "k", "v"),
+        saves=("q", "kv", "starts", "out", "lse"), alone=True,
+        accumulates=(("partial", "out"), ("partial_lse", "lse")), wide=("q", "kv"),
     ),
     Operator(
         "add_positions_documents", ("x", "table", "starts"), ("out",), "bsh,ph,bs->bsh", _same, _elementwise(1, 0),

@@ -160,9 +160,9 @@ class Circulation:
             return f"step {step} of a ring of {ring} stands on {factor}, its queries are divided over {around}"
         if (step == ring - 1) != bool(given["final"]):
             return f"step {step} of a ring of {ring} is {'' if given['final'] else 'not '}the final one"
-        gone = [self.place(registers[name])[1] for name in ("q", "k", "v")]
-        if gone != [0, step, step]:
-            return f"step {step} of the ring is computed with keys and values that have gone {gone[1]} and {gone[2]}"
+        gone = [self.place(registers[name])[1] for name in ("q", "kv")]
+        if gone != [0, step]:
+            return f"step {step} of the ring is computed with keys and values that have gone {gone[1]}"
         if (step > 0) != ("partial" in registers):
             return f"step {step} of the ring {'merges nothing' if step else 'has nothing to merge'}"
         if not step:
@@ -170,7 +170,7 @@ class Circulation:
         if registers["partial"] not in written:
             return f"`{registers['partial']}` is no result of a step"
         _, before, held = written[registers["partial"]]
-        same = all(self.place(held[n])[0] == self.place(registers[n])[0] for n in ("q", "k", "v"))
+        same = all(self.place(held[n])[0] == self.place(registers[n])[0] for n in ("q", "kv"))
         attributes = {**dict(before.attributes), "step": step, "final": given["final"]}
         if not same or held["lse"] != registers["partial_lse"] or attributes != given:
             return f"step {step} of the ring goes on with another attention"

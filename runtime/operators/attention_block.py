@@ -7,9 +7,9 @@ from titan.runtime.ring_steps import first_step, step_backward
 from torch import Tensor
 
 
-def forward(attributes: Attributes, place: Place, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-    """q [batch, s, heads * d]; k, v [batch, s, kv_heads * d] -> (out as q, lse [batch, heads, s])."""
-    return first_step(attributes, q, k, v)
+def forward(attributes: Attributes, place: Place, q: Tensor, kv: Tensor) -> tuple[Tensor, ...]:
+    """q [batch, s, heads * d]; kv [2, batch, s, kv_heads * d] -> (out as q, lse [batch, heads, s])."""
+    return first_step(attributes, q, kv)
 
 
 def backward_input(attributes: Attributes, place: Place, saved: Saved, gradients: Gradients) -> tuple[Tensor, ...]:

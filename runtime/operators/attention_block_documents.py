@@ -8,10 +8,10 @@ from torch import Tensor
 
 
 def forward(
-    attributes: Attributes, place: Place, q: Tensor, k: Tensor, v: Tensor, starts: Tensor
+    attributes: Attributes, place: Place, q: Tensor, kv: Tensor, starts: Tensor
 ) -> tuple[Tensor, ...]:
-    """q [batch, s, heads * d]; k, v [batch, s, kv_heads * d]; starts [batch, s] -> (out as q, lse)."""
-    return first_documents(attributes, q, k, v, starts)
+    """q [batch, s, heads * d]; kv [2, batch, s, kv_heads * d]; starts [batch, s] -> (out as q, lse)."""
+    return first_documents(attributes, q, kv, starts)
 
 
 def backward_input(attributes: Attributes, place: Place, saved: Saved, gradients: Gradients) -> tuple[Tensor, ...]:

@@ -8,10 +8,10 @@ from torch import Tensor
 
 
 def forward(
-    attributes: Attributes, place: Place, q: Tensor, k: Tensor, v: Tensor, partial: Tensor, partial_lse: Tensor
+    attributes: Attributes, place: Place, q: Tensor, kv: Tensor, partial: Tensor, partial_lse: Tensor
 ) -> tuple[Tensor, ...]:
-    """q and partial [batch, s, heads * d]; k, v [batch, s, kv_heads * d] -> (out as q, lse [batch, heads, s])."""
-    return next_step(attributes, q, k, v, partial, partial_lse)
+    """q and partial [batch, s, heads * d]; kv [2, batch, s, kv_heads * d] -> (out as q, lse [batch, heads, s])."""
+    return next_step(attributes, q, kv, partial, partial_lse)
 
 
 def backward_input(attributes: Attributes, place: Place, saved: Saved, gradients: Gradients) -> tuple[Tensor, ...]:

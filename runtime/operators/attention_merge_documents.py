@@ -8,11 +8,11 @@ from torch import Tensor
 
 
 def forward(
-    attributes: Attributes, place: Place, q: Tensor, k: Tensor, v: Tensor, starts: Tensor,
+    attributes: Attributes, place: Place, q: Tensor, kv: Tensor, starts: Tensor,
     partial: Tensor, partial_lse: Tensor,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """q and partial [batch, s, heads * d]; k, v [batch, s, kv_heads * d]; starts [batch, s] -> (out as q, lse)."""
-    return next_documents(attributes, (q, k, v, starts), partial, partial_lse)
+    """q and partial [batch, s, heads * d]; kv [2, batch, s, kv_heads * d]; starts [batch, s] -> (out as q, lse)."""
+    return next_documents(attributes, (q, kv, starts), partial, partial_lse)
 
 
 def backward_input(attributes: Attributes, place: Place, saved: Saved, gradients: Gradients) -> tuple[Tensor, ...]:

@@ -73,6 +73,11 @@ def _merged(query: int, queries: int, key: int, keys: int) -> Callable[..., Tens
     return merge
 
 
+def _unpacked(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The same with keys and values as one tensor."""
+    return lambda q, kv, *more: attend(q, *kv, *more)
+
+
 def _embed(start: int) -> Callable[..., Tensor]:
     def embed(tokens: Tensor, table: Tensor) -> Tensor:
         one_hot = (tokens.unsqueeze(-1) - start == torch.arange(table.shape[0])).double()
@@ -171,16 +176,18 @@ def _attention(q: int, k: int, heads: int, kv_heads: int, **attributes: Any) -> 
 
 def _step(step: int, rank: int, zigzag: bool, seen: tuple[int, int, int, int], **attributes: Any) -> Case:
     """A step of a ring of four ranks with six tokens each."""
-    operands = (_normal(2, 6, 32), _normal(2, 6, 16) + 0.1, _normal(2, 6, 16) - 0.1)
+    operands = (_normal(2, 6, 32), _normal(2, 2, 6, 16) + 0.1)
     given = {"head_dim": 8, "causal": True, "step": step, "ring": 4, "rank": rank, "zigzag": zigzag, "final": step == 3}
     given |= attributes
     if step:
         operands = (*operands, _normal(2, 6, 32) * 0.3, _normal(2, 4, 6) + 1)
-        return Case("attention_merge", operands, _merged(*seen), given, f"{step}-{rank}-{zigzag}-{given['causal']}")
-    return Case("attention_block", operands, _attend(0 if given["causal"] else None, 8), given, str(given["causal"]))
+        return Case("attention_merge", operands, _unpacked(_merged(*seen)), given, f"{step}-{rank}-{zigzag}-{given['causal']}")
+    attend = _unpacked(_attend(0 if given["causal"] else None, 8))
+    return Case("attention_block", operands, attend, given, str(given["causal"]))
 
 
 CASES = (
+    Case("pack_keys", (_normal(2, 5, 6), _normal(2, 5, 6) + 1), lambda k, v: torch.stack((k, v)), {"dtype": "f64"}),
     Case("wide_gradient", (_normal(2, 5, 6),), lambda x: x * 1, {"dtype": "f64"}),
     _step(0, 2, True, (0, 6, 0, 6)),
     _step(0, 2, True, (0, 6, 0, 6), causal=False),
@@ -212,13 +219,13 @@ CASES = (
              _attend_documents(first), {"head_dim": 8, "causal": True, "start": first}, str(first))
         for first, keys, starts in ((0, 6, STARTS), (4, 12, STARTS + 2))
     ),
-    Case("attention_block_documents", (_normal(2, 6, 32), _normal(2, 6, 16), _normal(2, 6, 16) - 0.1, STARTS),
-         _attend_documents(0), {"head_dim": 8, "causal": True, "step": 0, "ring": 2, "rank": 0, "zigzag": False,
+    Case("attention_block_documents", (_normal(2, 6, 32), _normal(2, 2, 6, 16), STARTS),
+         _unpacked(_attend_documents(0)), {"head_dim": 8, "causal": True, "step": 0, "ring": 2, "rank": 0, "zigzag": False,
                                 "final": False}),
     Case("attention_merge_documents",
-         (_normal(2, 6, 32), _normal(2, 6, 16), _normal(2, 6, 16) - 0.1, torch.tensor([[0] * 6, [6] * 6]),
+         (_normal(2, 6, 32), _normal(2, 2, 6, 16), torch.tensor([[0] * 6, [6] * 6]),
           _normal(2, 6, 32) * 0.3, _normal(2, 4, 6) + 1),
-         lambda q, k, v, s, o, lse: torch.cat((_merged(0, 6, 0, 6)(q[:1], k[:1], v[:1], o[:1], lse[:1]), o[1:])),
+         lambda q, kv, s, o, lse: torch.cat((_merged(0, 6, 0, 6)(q[:1], *kv[:, :1], o[:1], lse[:1]), o[1:])),
          {"head_dim": 8, "causal": True, "step": 1, "ring": 2, "rank": 1, "zigzag": False, "final": True}),
     Case("add_positions_documents", (_normal(2, 6, 6), _normal(9, 6), STARTS + 2),
          lambda x, t, s: x + F.embedding(torch.arange(4, 10) - s, t), {"start": 4}),

@@ -197,7 +197,7 @@ def test_memory_holds_two_blocks_whatever_the_degree() -> None:
             if i.opcode == "free":
                 alive -= {n.rstrip("?") for n in i.reads}
             alive |= {n.rstrip("?") for n in i.writes}
-            visiting = [n for n in alive if n.startswith(("k.", "v.")) and ".ring0" not in n]
+            visiting = [n for n in alive if n.startswith("kv.") and ".ring0" not in n]
             most = max(most, sum(map(sizes.register, visiting)))
         own = 2 * SEQUENCE // context * KV_HEADS * WIDTH * 4
         assert most <= 2 * own
@@ -245,11 +245,11 @@ def _index(listed: list[Instruction], opcode: str, start: str, number: int = 0) 
 
 
 def _drop_receive(listed: list[Instruction]) -> None:
-    del listed[_index(listed, "recv", "v.ring2")]
+    del listed[_index(listed, "recv", "kv.ring2")]
 
 
 def _wrong_way(listed: list[Instruction]) -> None:
-    for opcode, start in (("send", "t.k.rope.ring2"), ("recv", "k.rope.ring2")):
+    for opcode, start in (("send", "t.kv.ring2"), ("recv", "kv.ring2")):
         n = _index(listed, opcode, start)
         listed[n] = replace(listed[n], attributes=(("peer", -int(listed[n].attribute("peer"))),))
 
@@ -257,12 +257,12 @@ def _wrong_way(listed: list[Instruction]) -> None:
 def _swap_keys(listed: list[Instruction]) -> None:
     """The step after the next gets the keys of this one."""
     n = next(n for n, i in enumerate(listed) if i.unit.startswith("s2.l0"))
-    listed[n] = replace(listed[n], reads=tuple("k.rope.ring0.l0:i" if "k.rope" in r else r for r in listed[n].reads))
+    listed[n] = replace(listed[n], reads=tuple("kv.ring0.l0:i" if "kv.ring" in r else r for r in listed[n].reads))
 
 
 def _wait_first(listed: list[Instruction]) -> None:
-    send, receive = _index(listed, "send", "t.k.rope.ring1"), _index(listed, "recv", "k.rope.ring1")
-    waited = next(n for n, i in enumerate(listed) if i.writes == ("k.rope.ring1.l0:i",))
+    send, receive = _index(listed, "send", "t.kv.ring1"), _index(listed, "recv", "kv.ring1")
+    waited = next(n for n, i in enumerate(listed) if i.writes == ("kv.ring1.l0:i",))
     wait = listed.pop(waited)
     listed[send], listed[receive] = listed[receive], listed[send]
     listed.insert(send + 1, wait)
@@ -275,18 +275,18 @@ def _merge_twice(listed: list[Instruction]) -> None:
 
 def _stay_away(listed: list[Instruction]) -> None:
     """The gradient of the last block is not sent home: its sender keeps it for its own keys."""
-    n = next(n for n, i in enumerate(listed) if i.opcode == "add" and i.writes[0].startswith("d.k.rope.ring2.l0"))
+    n = next(n for n, i in enumerate(listed) if i.opcode == "add" and i.writes[0].startswith("d.kv.ring2.l0"))
     listed[n] = replace(listed[n], reads=(listed[n].reads[0], listed[n].reads[0]))
 
 
 def _wrong_again(listed: list[Instruction]) -> None:
     """In backward a block is computed with the keys that came one step before."""
     n = next(n for n, i in enumerate(listed) if i.unit.startswith("s3.l0"))
-    listed[n] = replace(listed[n], reads=tuple(r.replace("r.k.rope.ring2", "r.k.rope.ring3") for r in listed[n].reads))
+    listed[n] = replace(listed[n], reads=tuple(r.replace("r.kv.ring2", "r.kv.ring3") for r in listed[n].reads))
 
 
 def _other_way_home(listed: list[Instruction]) -> None:
-    for opcode, start in (("send", "t.d.k.rope.ring2"), ("recv", "d.k.rope.ring2")):
+    for opcode, start in (("send", "t.d.kv.ring2"), ("recv", "d.kv.ring2")):
         n = _index(listed, opcode, start)
         listed[n] = replace(listed[n], attributes=(("peer", -int(listed[n].attribute("peer"))),))
 
