@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import TYPE_CHECKING
 
 from titan.compiler.cost.memory import memory_ledger
@@ -44,7 +45,7 @@ def fewest(layers: int, sizes: Sequence[float], costs: Sequence[float], limit: f
     saved = [(sizes[0] - size) / layers for size in sizes]
     for full in range(layers + 1):
         missing = sizes[0] - limit - full * saved[2]
-        selective = 0 if missing <= 0 else layers + 1 if saved[1] <= 0 else -int(-missing // saved[1])
+        selective = 0 if missing <= 0 else layers + 1 if saved[1] <= 0 else ceil(missing / saved[1] - 1e-9)
         if full + selective <= layers:
             seconds = full * costs[2] + selective * costs[1]
             if seconds < best.seconds or (full, selective) == (0, 0):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -9,6 +10,7 @@ from itertools import product
 import pytest
 import torch
 from titan.compiler.lower import lower
+from titan.compiler.plan.instruction import Instruction
 from titan.compiler.plan.program import Plan
 from titan.compiler.plan.segment import TIERS, Segment
 from titan.compiler.plan.sizes import Sizes, block_profile, liveness
@@ -86,6 +88,7 @@ def test_gradients_have_the_same_bits_for_all_27_tier_vectors_with_dropout() -> 
 @pytest.mark.parametrize("name", SPREAD)
 @pytest.mark.parametrize("recompute", ["selective", "full", "adaptive"])
 def test_every_layout_gives_the_same_bits_with_recompute(name: str, recompute: str) -> None:
+    """S-RNG-01 among them: dropout with tensor and sequence parallelism draws the same masks when rebuilt."""
     plan = plan_of(SPREAD[name], recompute)
     assert findings(plan) == []
     assert parse_plan(print_plan(plan)) == plan
@@ -173,6 +176,33 @@ def test_the_verifier_refuses_frames_that_are_not_independent() -> None:
         blocks = tuple(replace(b, instructions=tuple(instructions)) if b is forward else b for b in role.blocks)
         changed = replace(plan, roles=(replace(role, blocks=blocks),))
         assert code in {f.code for f in verify(changed)["tiers"].findings}
+
+
+def altered(plan: Plan, name: str, change: Callable[[Instruction], Instruction]) -> Plan:
+    """One block of the only role with other instructions."""
+    role = plan.roles[0]
+    blocks = tuple(
+        replace(b, instructions=tuple(map(change, b.instructions))) if b.name == name else b for b in role.blocks
+    )
+    return replace(plan, roles=(replace(role, blocks=blocks),))
+
+
+def test_a_frame_must_not_end_what_another_needs() -> None:
+    def ends_more(i: Instruction) -> Instruction:
+        last = i.opcode == "free" and i.when == ("full",) and i.frame == "tier.l1:i"
+        return replace(i, reads=(*i.reads, "x.l0:i")) if last else i
+
+    changed = altered(plan_of(GPT2, "adaptive"), "B.c0", ends_more)
+    assert "T782" in {f.code for f in verify(changed)["tiers"].findings}
+
+
+def test_a_lower_tier_must_not_store_more() -> None:
+    def turned(i: Instruction) -> Instruction:
+        other = {("none",): ("full",), ("full",): ("none",)}.get(i.when)
+        return i.always().only(i.frame, other) if other else i
+
+    changed = altered(plan_of(GPT2, "adaptive"), "F.c0", turned)
+    assert "T783" in {f.code for f in verify(changed)["tiers"].findings}
 
 
 def test_a_rebuild_that_lacks_what_it_needs_is_refused() -> None:

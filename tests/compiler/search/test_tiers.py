@@ -1,0 +1,81 @@
+"""Recompute tiers layer by layer: the cheapest counts, by brute force; plans that just fit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from titan.compiler.cost.machine import read_machine
+from titan.compiler.cost.memory import memory_ledger
+from titan.compiler.lower import lower
+from titan.compiler.search.search import search
+from titan.compiler.search.tiers import Counts, fewest, sentence, with_tiers
+from titan.compiler.strategy import Strategy
+from titan.compiler.verify.proofs import verify
+from titan.grammar.diagnostics import TitanError
+
+from tests.equivalence.configurations import Configuration, spec_of, strategy_of
+
+
+@given(*(st.integers(low, high) for low, high in ((1, 9), (0, 200), (0, 100), (0, 10), (0, 10), (0, 50))))
+def test_the_counts_are_the_cheapest_of_all(
+    layers: int, least: int, more: int, middle: int, light: int, heavier: int
+) -> None:
+    sizes, costs = (float(least + more), least + middle * more / 10, float(least)), (0.0, light, light + heavier)
+    for limit in (sizes[0], least + 0.6 * more, least + 0.2 * more, float(least)):
+        found = fewest(layers, sizes, costs, limit)
+        assert found.none + found.selective + found.full == layers
+        fitting = []
+        for none, selective in product(range(layers + 1), repeat=2):
+            full = layers - none - selective
+            held = (none * sizes[0] + selective * sizes[1] + full * sizes[2]) / layers
+            if full >= 0 and held <= limit + 1e-6:
+                fitting.append(selective * costs[1] + full * costs[2])
+        assert found.seconds <= min(fitting) + 1e-9
+
+
+def test_nothing_fits_means_all_full() -> None:
+    assert fewest(4, (100.0, 80.0, 60.0), (0.0, 1.0, 2.0), 10.0) == Counts(0, 0, 4, 8.0)
+
+
+DEEP = Configuration(pipeline=4, stages="even")
+
+
+def deep() -> Strategy:
+    one = replace(strategy_of(DEEP), pipeline=1, stages=(4,), micro_batch=1)
+    return replace(one, micro_batches=spec_of(DEEP).train.global_batch)
+
+
+@pytest.mark.parametrize("recompute", ["mixed", "adaptive"])
+def test_a_rank_recomputes_only_as_much_as_the_limit_asks_for(recompute: str) -> None:
+    spec = spec_of(DEEP)
+    machine = read_machine(spec.cluster.model_dump())
+    layout = replace(deep(), recompute=recompute)
+    tops = {
+        tier: memory_ledger(lower(spec, replace(layout, tiers=(tier,) * 4)), machine, 1 << 40).upper
+        for tier in ("none", "selective", "full")
+    }
+    seconds = []
+    for share in (1.0, 0.8, 0.5, 0.2, 0.0):
+        limit = int(tops["full"] + share * (tops["none"] - tops["full"])) + 1
+        chosen, plan, counts = with_tiers(spec, layout, machine, limit)
+        assert memory_ledger(plan, machine, limit).upper <= limit
+        assert [f for proof in verify(plan).values() for f in proof.findings] == []
+        seconds.append(counts[0].seconds)
+        assert "none" in sentence(counts) or counts[0].none == 0
+        if recompute == "adaptive":
+            assert chosen.recompute == "adaptive" and len(chosen.tiers) == 4
+    assert seconds == sorted(seconds) and seconds[0] == 0.0 < seconds[-1]
+
+
+def test_an_adaptive_plan_is_refused_where_even_full_recompute_does_not_fit() -> None:
+    """The message has the bytes of the lowest tiers, by component."""
+    spec = spec_of(Configuration())
+    spec = replace(spec, objective=spec.objective.model_copy(update={"memory_fraction": 0.01}))
+    with pytest.raises(TitanError) as caught:
+        search(spec)
+    (found,) = caught.value.diagnostics
+    assert found.code == "T301" and any("holds" in note.text for note in found.notes)
