@@ -77,6 +77,12 @@ class Tiers:
         return frozenset(s.result for s in self.part.steps if isinstance(s, Convert) and s.forward == "shift")
 
     @cached_property
+    def passed(self) -> frozenset[str]:
+        """What backward passes on along a ring: in an adaptive plan its register must not depend on a tier."""
+        steps = (s for s in self.part.steps if isinstance(s, Convert) and s.forward == "shift")
+        return frozenset(self.name(s.source) for s in steps)
+
+    @cached_property
     def kept(self) -> tuple[str, ...]:
         """What backward reads, in the order in which it is made."""
         found = {self.name(v) for s in self.part.steps if isinstance(s, Segment) for v in s.kept} - self.around
@@ -94,6 +100,8 @@ class Tiers:
     def _can_be_made(self, value: str, tier: str, stored: set[str]) -> bool:
         if value in stored or self.part.table[value].kind == "parameter":
             return True
+        if self.adaptive and value in self.passed:
+            return False
         _, maker = self.made.get(value, (0, None))
         if isinstance(maker, Convert):
             repeated = not self.adaptive and maker.forward in REPEATED[tier]
