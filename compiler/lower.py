@@ -224,7 +224,6 @@ def _settings(spec: Spec, strategy: Strategy) -> tuple[tuple[str, str], ...]:
         "train.clip": train.clip,
         "train.seed": train.seed,
         "train.separator": train.separator,
-        "train.separator": train.separator,
         "train.data": train.data,
         "train.validation": train.validation and train.validation.model_dump(),
     }

@@ -52,9 +52,9 @@ def step_backward(attributes: Attributes, saved: Saved, gradients: Gradients) ->
         return torch.zeros_like(q, dtype=wide), torch.zeros_like(kv, dtype=wide)
     rows, columns = (square.query, square.queries), (square.key, square.keys)
     given = [_heads(x, attributes).narrow(2, *rows) for x in (gradients[0], q, saved["out"])]
-    keys = [_heads(x, attributes).narrow(2, *columns) for x in kv]
+    keys, values = (_heads(x, attributes).narrow(2, *columns) for x in kv)
     lse = saved["lse"].narrow(2, *rows).contiguous()
-    dq, dk, dv = attention_block_backward(given[0], given[1], *keys, given[2], lse, square.causal)
+    dq, dk, dv = attention_block_backward(given[0], given[1], keys, values, given[2], lse, square.causal)
     dkv = (torch.empty_like if square.keys == kv.shape[2] else torch.zeros_like)(kv, dtype=wide)
     for whole, gradient in zip(dkv, (dk, dv), strict=True):
         _heads(whole, attributes).narrow(2, *columns).copy_(gradient)

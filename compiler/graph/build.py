@@ -122,7 +122,7 @@ def _attention(b: _Builder, x: str) -> str:
     k = b.linear(normed, "k", ".attn.k", kv_heads, hidden, attention.bias)
     v = b.linear(normed, "v", ".attn.v", kv_heads, hidden, attention.bias)
     q, k = _rope(b, q, "q.rope", heads), _rope(b, k, "k.rope", kv_heads)
-    operator, operands = "attention", (q, k, v)
+    operator, operands = "attention", tuple[str, ...]((q, k, v))
     if b.packed:
         operator, operands = "attention_documents", (*operands, b.data("starts", "i64"))
     mixed = b.op(operator, "mixed", operands, *heads, head_dim=size, causal=True)
@@ -156,7 +156,7 @@ def _embed(b: _Builder) -> Part:
     x = b.op("embedding", "embedded", ("tokens", "embed.weight"), "hidden", model.hidden)
     if model.positions == "learned":
         b.parameter("positions.weight", ("position", "hidden"), (model.max_positions, model.hidden))
-        operator, operands = "add_positions", (x, "positions.weight")
+        operator, operands = "add_positions", tuple[str, ...]((x, "positions.weight"))
         if b.packed:
             operator, operands = "add_positions_documents", (*operands, b.data("position_starts", "i64"))
         x = b.op(operator, "placed", operands, "hidden", model.hidden)
@@ -183,7 +183,7 @@ def _head(b: _Builder, rows: int) -> Part:
         b.values[name] = Value(name, statistic, SEQUENCE, (b.batch, b.sequence))
     b.values["loss"] = Value("loss", statistic, (), ())
     given: tuple[tuple[str, Attribute], ...] = (("vocab", model.vocab),)
-    operands, kind = (normed, weight), "linear_vocab"
+    operands, kind = tuple[str, ...]((normed, weight)), "linear_vocab"
     if rows:
         given = (*given, ("rows", rows))
     else:

@@ -24,8 +24,6 @@ START = {
     "attention": (0, 1),
     "attention_documents": (0, 1),
     "add_positions_documents": (0, 1),
-    "attention_documents": (0, 1),
-    "add_positions_documents": (0, 1),
     "vocab_max": (0, 2),
     "vocab_sum": (0, 2),
     "linear_vocab_max": (1, 0),
@@ -172,7 +170,7 @@ class _Part:
             return op
         operand, dim = START[op.operator]
         value = self.values[op.operands[operand]]
-        skip = {f for f, s in self.values[op.operands[1]].layout if s == "V1"} if op.operator.startswith("attention") else set()
+        skip = {f for f, s in self.values[op.operands[1]].layout if s == "V1"} if "attention" in op.operator else set()
         attributes: tuple[tuple[str, Attribute], ...] = (("start", first_index(value, dim, self.mesh, skip)),)
         if dim == 1 and "sequence" in value.dims:
             attributes = (*attributes, *permutation(self.zigzag, value.shape[dim]))

@@ -77,7 +77,6 @@ class Train(Part):
     clip: Annotated[Positive | None, NONE_WORD] = 1.0
     data: Annotated[str, BeforeValidator(_described)] = ""
     separator: Annotated[Natural | None, NONE_WORD] = None
-    separator: Annotated[Natural | None, NONE_WORD] = None
     validation: Annotated[Validation | None, NONE_WORD] = None
     seed: Natural = 1234
 

@@ -23,8 +23,6 @@ STARTS = {
     "attention": ("q", 1),
     "attention_documents": ("q", 1),
     "add_positions_documents": ("x", 1),
-    "attention_documents": ("q", 1),
-    "add_positions_documents": ("x", 1),
     "vocab_max": ("logits", 2),
     "vocab_sum": ("logits", 2),
     "linear_vocab_max": ("weight", 0),

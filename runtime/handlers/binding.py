@@ -13,7 +13,6 @@ from titan.compiler.plan.program import Plan
 from titan.compiler.plan.segment import parse_unit
 from titan.runtime.data import TokenSource
 from titan.runtime.documents import Documents
-from titan.runtime.documents import Documents
 from titan.runtime.place import Place
 from titan.runtime.registers import ProgramError, Registers
 from titan.runtime.segments import BoundSegment

@@ -7,7 +7,6 @@ from titan.compiler.plan.instruction import Instruction
 from titan.compiler.plan.sequence import Run, runs
 from titan.runtime.data import IGNORED
 from titan.runtime.documents import Documents
-from titan.runtime.documents import Documents
 from titan.runtime.dtypes import DTYPES
 from titan.runtime.handlers.binding import Action, Binding
 from titan.runtime.registers import ProgramError
@@ -17,8 +16,6 @@ def load_batch(binding: Binding, instruction: Instruction) -> Action:
     what = instruction.attribute("what")
     if what == "count":
         return _count(binding, instruction)
-    if what == "starts":
-        return _starts(binding, instruction)
     if what == "starts":
         return _starts(binding, instruction)
     if what not in ("tokens", "labels"):
@@ -32,21 +29,6 @@ def load_batch(binding: Binding, instruction: Instruction) -> Action:
     def run() -> None:
         parts = [source.load(places[place].samples, start, start + length)[part] for start, length in found]
         slots[target] = (parts[0] if len(parts) == 1 else torch.cat(parts, 1)).to(device)
-
-    return run
-
-
-def _starts(binding: Binding, instruction: Instruction) -> Action:
-    """Where the document of each token begins."""
-    found, source = _runs(binding, instruction), binding.source
-    if not isinstance(source, Documents):
-        raise ProgramError("the plan has no separator of documents")
-    place = binding.place_number(int(instruction.attribute("micro_batch")))
-    slots, target = binding.slots, binding.registers.write(instruction.writes[0])
-    places, device = binding.places, binding.device
-
-    def run() -> None:
-        slots[target] = source.starts(places[place].samples, found).to(device)
 
     return run
 

@@ -177,11 +177,12 @@ def _attention(q: int, k: int, heads: int, kv_heads: int, **attributes: Any) -> 
 def _step(step: int, rank: int, zigzag: bool, seen: tuple[int, int, int, int], **attributes: Any) -> Case:
     """A step of a ring of four ranks with six tokens each."""
     operands = (_normal(2, 6, 32), _normal(2, 2, 6, 16) + 0.1)
-    given = {"head_dim": 8, "causal": True, "step": step, "ring": 4, "rank": rank, "zigzag": zigzag, "final": step == 3}
-    given |= attributes
+    place = {"step": step, "ring": 4, "rank": rank, "zigzag": zigzag, "final": step == 3}
+    given = {"head_dim": 8, "causal": True, **place, **attributes}
     if step:
         operands = (*operands, _normal(2, 6, 32) * 0.3, _normal(2, 4, 6) + 1)
-        return Case("attention_merge", operands, _unpacked(_merged(*seen)), given, f"{step}-{rank}-{zigzag}-{given['causal']}")
+        name = f"{step}-{rank}-{zigzag}-{given['causal']}"
+        return Case("attention_merge", operands, _unpacked(_merged(*seen)), given, name)
     attend = _unpacked(_attend(0 if given["causal"] else None, 8))
     return Case("attention_block", operands, attend, given, str(given["causal"]))
 
@@ -215,13 +216,14 @@ CASES = (
     _attention(4, 12, 4, 4, start=8),
     _attention(4, 12, 2, 2, start=0),
     *(
-        Case("attention_documents", (_normal(2, 6, 32), _normal(2, keys, 16) + 0.1, _normal(2, keys, 16) - 0.1, starts),
+        Case("attention_documents",
+             (_normal(2, 6, 32), _normal(2, keys, 16) + 0.1, _normal(2, keys, 16) - 0.1, starts),
              _attend_documents(first), {"head_dim": 8, "causal": True, "start": first}, str(first))
         for first, keys, starts in ((0, 6, STARTS), (4, 12, STARTS + 2))
     ),
     Case("attention_block_documents", (_normal(2, 6, 32), _normal(2, 2, 6, 16), STARTS),
-         _unpacked(_attend_documents(0)), {"head_dim": 8, "causal": True, "step": 0, "ring": 2, "rank": 0, "zigzag": False,
-                                "final": False}),
+         _unpacked(_attend_documents(0)),
+         {"head_dim": 8, "causal": True, "step": 0, "ring": 2, "rank": 0, "zigzag": False, "final": False}),
     Case("attention_merge_documents",
          (_normal(2, 6, 32), _normal(2, 2, 6, 16), torch.tensor([[0] * 6, [6] * 6]),
           _normal(2, 6, 32) * 0.3, _normal(2, 4, 6) + 1),
