@@ -115,7 +115,6 @@ class BucketOptimizer:
             self._range(decay, a - start, b - start, gradient, moments)
             for decay, a, b in _decay_ranges(plan, bucket, start, stop)
         )
-        self._scratch = torch.empty(0, dtype=gradient.dtype, device=gradient.device)
 
     def _range(self, decay: bool, start: int, stop: int, gradient: Tensor, moments: Moments) -> _Range:
         return _Range(
@@ -130,20 +129,23 @@ class BucketOptimizer:
         """One update of the own range; `norm` is that of the whole model's gradient, before clipping."""
         factor = self._training.clip_factor(norm)
         rate, count = self._training.learning_rate_at(step), float(self._state.updates + 1)
+        scaled = self._scratch() if factor != 1.0 else None
         for piece in self._ranges:
-            if factor == 1.0:
+            if scaled is None:
                 self._update(piece, piece.gradient, 0, len(piece.gradient), rate, count)
                 continue
             for start in range(0, len(piece.gradient), CHUNK):
                 stop = min(start + CHUNK, len(piece.gradient))
-                self._update(piece, self._scaled(piece.gradient[start:stop], factor), start, stop, rate, count)
+                clipped = torch.mul(piece.gradient[start:stop], factor, out=scaled[: stop - start])
+                self._update(piece, clipped, start, stop, rate, count)
         if self._master is not None:
             self._own.copy_(self._master)
 
-    def _scaled(self, gradient: Tensor, factor: float) -> Tensor:
-        if len(self._scratch) < len(gradient):
-            self._scratch = torch.empty_like(gradient)
-        return torch.mul(gradient, factor, out=self._scratch[: len(gradient)])
+    def _scratch(self) -> Tensor:
+        """Room for a scaled stretch; it lives as long as one update."""
+        longest = max((len(piece.gradient) for piece in self._ranges), default=0)
+        sample = self._ranges[0].gradient if self._ranges else self._own
+        return sample.new_empty(min(longest, CHUNK))
 
     def _update(self, piece: _Range, gradient: Tensor, start: int, stop: int, rate: float, count: float) -> None:
         t = self._training

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from titan.compiler.plan.operators import DTYPE_BYTES, Flops
+from titan.compiler.plan.operators import DTYPE_BYTES, Flops, statistics_dtype
 from titan.compiler.plan.segment import Call, Segment
 
 
@@ -49,7 +49,7 @@ def _forward_workspace(segment: Segment, body: tuple[Call, ...], retained: set[s
             if value not in retained:
                 inside[value] = segment.types[value].bytes
                 live += inside[value]
-        peak = max(peak, live + _logits(segment, call))
+        peak = max(peak, live + _scratch(segment, call, False))
         for value in {*call.operands, *call.results}:
             if value in inside and last.get(value, n) == n:
                 live -= inside.pop(value)
@@ -65,12 +65,40 @@ def _logits(segment: Segment, call: Call) -> int:
     return 2 * min(int(rows), prod(x.shape[:-1])) * weight.shape[0] * DTYPE_BYTES[x.dtype]
 
 
+PIECE = 1 << 18  # logits whose exponentials are formed at once
+ROWS = 4096  # rows of a product that are widened at once
+
+
+def _scratch(segment: Segment, call: Call, backward: bool) -> int:
+    """What an operator forms beside its results: wide copies of narrow values, pieces of logits."""
+    named = {n: segment.types[v] for n, v in zip(call.row.operands, call.operands, strict=True)}
+    first = next(iter(named.values()))
+    wide = DTYPE_BYTES[statistics_dtype(first.dtype)]
+    narrow = DTYPE_BYTES[first.dtype] < wide
+    if call.operator in ("rms_norm", "layer_norm"):
+        if backward:
+            return first.elements * (3 * wide - DTYPE_BYTES[first.dtype] if narrow else wide)
+        return 2 * first.elements * wide if narrow else 0
+    if call.operator == "vocab_sum":
+        return min(first.elements, PIECE) * wide * (2 if narrow else 1)
+    return _logits(segment, call)
+
+
 def _weight_scratch(segment: Segment, call: Call) -> int:
-    """A half-precision weight gradient is formed apart before it is added to its float32 sum."""
-    row = call.row
-    named = dict(zip(row.operands, call.operands, strict=True))
-    types = [segment.types[named[p]] for p in row.parameters]
-    return 0 if row.weight_with_input else sum(t.bytes for t in types if DTYPE_BYTES[t.dtype] < 4)
+    """What forming weight gradients takes beside their float32 sums: wide copies of narrow rows, or with many rows the
+    product itself on devices that form it in float32."""
+    if call.row.weight_with_input or not call.row.parameters:
+        return 0
+    named = {n: segment.types[v] for n, v in zip(call.row.operands, call.operands, strict=True)}
+    weight, result = named[call.row.parameters[0]], segment.types[call.results[0]]
+    wide = DTYPE_BYTES[statistics_dtype(weight.dtype)]
+    if DTYPE_BYTES[weight.dtype] == wide:
+        return 0
+    if call.operator != "linear":
+        return wide * result.elements
+    rows = prod(result.shape[:-1])
+    widened = min(rows, ROWS) * sum(weight.shape)
+    return wide * (max(widened, weight.elements) if rows >= ROWS else widened)
 
 
 def _backward_workspace(segment: Segment, retained: set[str], weights: bool) -> int:
@@ -85,7 +113,7 @@ def _backward_workspace(segment: Segment, retained: set[str], weights: bool) -> 
                     continue
                 inside[value] = segment.types[value].bytes
                 live += inside[value]
-        peak = max(peak, live + _logits(segment, call) + (_weight_scratch(segment, call) if weights else 0))
+        peak = max(peak, live + max(_scratch(segment, call, True), _weight_scratch(segment, call) if weights else 0))
         for value in call.results:
             live -= inside.pop(value, 0)
     return peak

@@ -55,7 +55,7 @@ def backward_weight(
 
 
 def _chunks(rows: Tensor) -> list[slice]:
-    elements = _CHUNK if rows.device.type == "cpu" else _CHUNK << 10
+    elements = _CHUNK if rows.device.type == "cpu" else _CHUNK << 6
     step = max(1, elements // max(1, rows.shape[1]))
     return [slice(first, first + step) for first in range(0, rows.shape[0], step)]
 
