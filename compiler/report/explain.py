@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from titan.compiler.report.budget import budget_lines
 from titan.compiler.report.summary import one_line
 
 if TYPE_CHECKING:
@@ -13,7 +14,17 @@ if TYPE_CHECKING:
     from titan.compiler.spec.schema import Spec
 
 DEGREES = ("pipeline", "data", "context", "tensor", "micro_batch")
-WORDS = ("sequence_parallel", "context_form", "context_heads", "zero", "schedule", "recompute")
+WORDS = (
+    "sequence_parallel",
+    "context_form",
+    "context_heads",
+    "zero",
+    "shard",
+    "gather",
+    "reduce",
+    "schedule",
+    "recompute",
+)
 ORIGINS = {"user": "you", "default": "default", "search": "search"}
 
 
@@ -23,6 +34,8 @@ def explain_lines(plan: Plan, result: SearchResult | None = None) -> Iterator[st
     yield f"{'choice':<18} {'value':<14} {'by':<8} why"
     for key, origin, sentence in strategy.get("reasons", ()):
         yield f"{key:<18} {_value(strategy.get(key)):<14} {ORIGINS.get(origin, origin):<8} {sentence}"
+    yield ""
+    yield from budget_lines(plan)
     if result is None:
         return
     yield ""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from titan.compiler.cost.estimate import Estimate, Estimator
-from titan.compiler.search.candidates import Candidate
+from titan.compiler.search.candidates import Candidate, saved
 from titan.compiler.search.space import PREFERRED
 from titan.compiler.strategy import Strategy
 
@@ -22,11 +22,16 @@ CHOICES = (
     "context_heads",
     "loss_rows",
     "zero",
+    "shard",
+    "gather",
+    "reduce",
+    "prefetch",
     "schedule",
     "recompute",
     "micro_batch",
     "stages",
 )
+LEAST_ZERO = {"shard": 1, "gather": 3, "reduce": 3, "prefetch": 3}  # ZeRO stages from which a choice has a meaning
 Reason = tuple[str, str, str]
 
 
@@ -53,7 +58,7 @@ def _reason(
     if key == "stages":
         return key, "search", _stages_sentence(chosen.strategy)
     within = "" if wish.relation == "auto" else f" (within {key} {wish})"
-    best = _best_other(estimator, chosen, everything, key, wish)
+    best = _best_other(spec, estimator, chosen, everything, key, wish, limit)
     if best is None:
         return key, "search", f"no other value is legal{within}"
     value, estimate = best
@@ -70,6 +75,8 @@ def _idle(s: Strategy, key: str) -> str:
         return "no ring whose places could exchange heads"
     if key == "zero" and s.data * s.context == 1:
         return "nothing to shard: data x context = 1"
+    if key in LEAST_ZERO and (s.zero < LEAST_ZERO[key] or s.data * s.context == 1):
+        return f"zero = {s.zero}: it changes nothing"
     if key in ("schedule", "stages") and s.pipeline == 1:
         return "one stage"
     return ""
@@ -81,10 +88,25 @@ def _stages_sentence(s: Strategy) -> str:
 
 
 def _best_other(
-    estimator: Estimator, chosen: Candidate, everything: Sequence[Candidate], key: str, wish: Any
+    spec: Spec,
+    estimator: Estimator,
+    chosen: Candidate,
+    everything: Sequence[Candidate],
+    key: str,
+    wish: Any,
+    limit: int,
 ) -> tuple[Any, Estimate] | None:
     """The first of `everything` (best first, those that fit before others) with another value of the choice."""
     mine = getattr(chosen.strategy, key)
+    if key in LEAST_ZERO:
+        node = spec.cluster.devices_per_node // (chosen.strategy.context * chosen.strategy.tensor)
+        values = {"shard": (0, node), "prefetch": (1, 0)}.get(key, ("once", "each"))
+        other_value = next((v for v in values if v != mine and wish.allows(v)), None)
+        possible = key != "shard" or other_value == 0 or (other_value and chosen.strategy.data % other_value == 0)
+        if other_value is None or not possible or other_value == chosen.strategy.data:
+            return None
+        changed = replace(chosen.strategy, **{key: other_value})
+        return other_value, estimator.estimate(changed)
     if key == "schedule":
         other = next((c for c in everything if _differs_in_schedule(c.strategy, chosen.strategy)), None)
         if other is not None:
@@ -98,7 +120,9 @@ def _best_other(
         change: dict[str, Any] = {key: values[0]} if values else {}
         return (values[0], estimator.estimate(replace(chosen.strategy, **change))) if values else None
     found = next((c for c in everything if getattr(c.strategy, key) != mine), None)
-    return (getattr(found.strategy, key), found.estimate) if found else None
+    if found is None:
+        return None
+    return getattr(found.strategy, key), saved(spec, estimator, found, limit).estimate
 
 
 def _differs_in_schedule(other: Strategy, chosen: Strategy) -> bool:

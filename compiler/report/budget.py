@@ -1,0 +1,80 @@
+"""The memory budget of a plan: what each component takes on each role, what each saving bought and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+from typing import TYPE_CHECKING
+
+from titan.compiler.plan.operators import DTYPE_BYTES
+from titan.compiler.plan.sizes import Sizes, gradient_dtype
+
+if TYPE_CHECKING:
+    from titan.compiler.plan.instruction import Instruction
+    from titan.compiler.plan.program import Plan, Role
+
+KINDS = {"o": "optimizer state", "g": "gradients", "p": "parameters"}
+
+
+def budget_lines(plan: Plan) -> Iterator[str]:
+    """One line per role with its components, then one per saving of the fullest role."""
+    from titan.compiler.cost.memory import memory_ledger
+
+    ledger = memory_ledger(plan)
+    yield f"memory of {_size(ledger.limit)} per device"
+    for role in ledger.roles:
+        parts = ", ".join(f"{name} {_size(size)}" for name, size in role.components.items() if size >= 2**18)
+        yield f"  rank {role.pipeline:<4} {_size(role.point):>10}  {parts}"
+    yield from (f"  {line}" for line in _savings(plan, plan.roles[ledger.worst.pipeline]))
+
+
+def _savings(plan: Plan, role: Role) -> Iterator[str]:
+    """Sharded buffers against whole ones, with the bytes that a rank sends for them in a step."""
+    sizes = Sizes(plan)
+    traffic: dict[str, int] = {}
+    for *_, instruction in role.instructions():
+        if instruction.opcode in ("unshard", "reduce_grad"):
+            kind = _kind(instruction)
+            traffic[kind] = traffic.get(kind, 0) + sizes.traffic(instruction).wire
+    for kind, name in KINDS.items():
+        saved = sum(_saved(plan, b.name, kind) for b in plan.buckets if role.pipeline in b.homes)
+        if saved:
+            degrees = {plan.shard_degree(b) for b in plan.buckets if kind in b.sharded}
+            shares = " or ".join(map(str, sorted(degrees)))
+            yield f"{name} sharded over {shares} ranks save {_size(saved)}: {_price(kind, traffic)}"
+    rebuilt = sum(sizes.flops(i) for *_, i in role.instructions() if i.opcode == "recompute")
+    if rebuilt:
+        whole = sum(sizes.flops(i) for *_, i in role.instructions())
+        yield f"recompute runs {rebuilt / (whole - rebuilt):.1%} more FLOPs; activations are kept until they are read"
+
+
+def _kind(instruction: Instruction) -> str:
+    """What a parameter collective is for: `p` gathers before use, `o` after the update, `g` sums of gradients."""
+    if instruction.opcode == "reduce_grad":
+        return "g"
+    return "p" if instruction.reads else "o"
+
+
+def _price(kind: str, traffic: dict[str, int]) -> str:
+    sent = traffic.get(kind, 0)
+    return {
+        "o": f"a rank sends {_size(sent)} to gather what was updated" if sent else "gathered with the parameters",
+        "g": f"a rank sends {_size(sent)} to scatter them after each micro-batch",
+        "p": f"a rank sends {_size(sent)} to gather them before use",
+    }[kind]
+
+
+def _saved(plan: Plan, name: str, kind: str) -> int:
+    """Bytes of one bucket that are on other ranks."""
+    bucket = plan.bucket_table[name]
+    if kind not in bucket.sharded:
+        return 0
+    statistic = DTYPE_BYTES[gradient_dtype(bucket.dtype)]
+    narrow = DTYPE_BYTES[bucket.dtype] < statistic
+    size = {"p": DTYPE_BYTES[bucket.dtype], "g": statistic, "o": prod((statistic, 3 if narrow else 2))}[kind]
+    degree = plan.shard_degree(bucket)
+    return bucket.elements * size * (degree - 1) // degree
+
+
+def _size(size: float) -> str:
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
