@@ -99,14 +99,7 @@ def _best_other(
     """The first of `everything` (best first, those that fit before others) with another value of the choice."""
     mine = getattr(chosen.strategy, key)
     if key in LEAST_ZERO:
-        node = spec.cluster.devices_per_node // (chosen.strategy.context * chosen.strategy.tensor)
-        values = {"shard": (0, node), "prefetch": (1, 0)}.get(key, ("once", "each"))
-        other_value = next((v for v in values if v != mine and wish.allows(v)), None)
-        possible = key != "shard" or other_value == 0 or (other_value and chosen.strategy.data % other_value == 0)
-        if other_value is None or not possible or other_value == chosen.strategy.data:
-            return None
-        changed = replace(chosen.strategy, **{key: other_value})
-        return other_value, estimator.estimate(changed)
+        return _other_sharding(spec, estimator, chosen.strategy, key, wish)
     if key == "schedule":
         other = next((c for c in everything if _differs_in_schedule(c.strategy, chosen.strategy)), None)
         if other is not None:
@@ -129,6 +122,18 @@ def _differs_in_schedule(other: Strategy, chosen: Strategy) -> bool:
     """The same mesh and micro-batch under another schedule, its order timed as well."""
     same = all(getattr(other, key) == getattr(chosen, key) for key in (*MESH, "micro_batch"))
     return same and other.schedule != chosen.schedule and bool(other.stages)
+
+
+def _other_sharding(spec: Spec, estimator: Estimator, s: Strategy, key: str, wish: Any) -> tuple[Any, Estimate] | None:
+    """The other value of a choice that belongs to ZeRO, everything else as it is."""
+    node = spec.cluster.devices_per_node // (s.context * s.tensor)
+    degrees = (0, node) if 1 < node < s.data and s.data % node == 0 else (0,)
+    values: tuple[Any, ...] = {"shard": degrees, "prefetch": (1, 0)}.get(key, ("once", "each"))
+    for value in values:
+        if value != getattr(s, key) and wish.allows(value):
+            change: dict[str, Any] = {key: value}
+            return value, estimator.estimate(replace(s, **change))
+    return None
 
 
 def _compare(other: Estimate, chosen: Estimate, limit: int) -> str:
