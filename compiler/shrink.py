@@ -7,6 +7,7 @@ the world stays within `WORLD` ranks. Beyond that, axes shrink in this order: da
 from __future__ import annotations
 
 from dataclasses import replace
+from math import gcd
 from typing import TYPE_CHECKING, Any
 
 from titan.compiler.strategy import Strategy
@@ -51,6 +52,8 @@ def _degrees(strategy: Strategy) -> Strategy:
         while small.world_size > WORLD and getattr(small, axis) > floor:
             change: dict[str, Any] = {axis: _smaller(getattr(small, axis), floor)}
             small = replace(small, **change)
+    if small.shard and (small.data % small.shard or small.shard >= small.data):
+        small = replace(small, shard=gcd(small.shard, max(small.data // 2, 1)))  # still copies of shards, where it can
     return small
 
 
