@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -35,7 +35,7 @@ def best_by_trying(costs: list[float], placement: tuple[int, ...], first: float,
     number, found = len(placement), []
     for cuts in combinations(range(1, len(costs)), number - 1):
         edges = (0, *cuts, len(costs))
-        split = tuple(b - a for a, b in zip(edges, edges[1:], strict=False))
+        split = tuple(b - a for a, b in pairwise(edges))
         found.append(slowest(costs, split, placement, first, last))
     return min(found)
 
