@@ -10,6 +10,7 @@ from dataclasses import replace
 from math import gcd
 from typing import TYPE_CHECKING, Any
 
+from titan.compiler.schedules.registry import SCHEDULES
 from titan.compiler.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -23,10 +24,12 @@ def shrink(spec: Spec, strategy: Strategy) -> tuple[Spec, Strategy]:
     """(small spec in float64, its strategy); the plan of the pair has the same instructions up to counts and sizes."""
     small = _degrees(strategy)
     kept = [min(count, 2) for count in strategy.stages]
-    stages = tuple(kept[:1] + kept[len(kept) - small.pipeline + 1 :]) if small.pipeline > 1 else (max(kept),)
+    number = small.pipeline * strategy.chunks
+    stages = tuple(kept[:1] + kept[len(kept) - number + 1 :]) if number > 1 else (max(kept),)
     model = _model(spec.model, small, sum(stages))
     sequence = 4 * small.context * small.tensor
-    micro_batches = min(strategy.micro_batches, 2 * small.pipeline)
+    micro_batches = _micro_batches(strategy, small)
+    order = strategy.written_order if micro_batches == strategy.micro_batches else None
     train = spec.train.model_copy(
         update={
             "sequence": sequence,
@@ -42,8 +45,17 @@ def shrink(spec: Spec, strategy: Strategy) -> tuple[Spec, Strategy]:
     model = model.model_copy(update={"max_positions": sequence})
     return (
         replace(spec, model=model, train=train),
-        replace(small, stages=stages, micro_batches=micro_batches),
+        replace(small, stages=stages, micro_batches=micro_batches, written_order=order),
     )
+
+
+def _micro_batches(strategy: Strategy, small: Strategy) -> int:
+    """All of them where the order is written out, for so many ranks; else as few as the schedule takes that show it."""
+    if strategy.written_order is not None and small.pipeline == strategy.pipeline:
+        return strategy.micro_batches
+    few = min(strategy.micro_batches, 2 * small.pipeline)
+    row = SCHEDULES[strategy.schedule]
+    return next((m for m in range(few, few + 4 * small.pipeline) if row.legal(small.pipeline, m)), few)
 
 
 def _degrees(strategy: Strategy) -> Strategy:
@@ -52,6 +64,8 @@ def _degrees(strategy: Strategy) -> Strategy:
         while small.world_size > WORLD and getattr(small, axis) > floor:
             change: dict[str, Any] = {axis: _smaller(getattr(small, axis), floor)}
             small = replace(small, **change)
+    if SCHEDULES[small.schedule].copies > 1 and small.pipeline % 2:
+        small = replace(small, pipeline=2)
     if small.shard and (small.data % small.shard or small.shard >= small.data):
         small = replace(small, shard=gcd(small.shard, max(small.data // 2, 1)))  # still copies of shards, where it can
     return small
