@@ -23,6 +23,9 @@ class Strategy:
     context_order      with `ring`: `zigzag`, where all ranks have equal work, or `contiguous`
     loss_rows          tokens whose logits are formed at once and not kept; 0: all, kept until backward
     zero               ZeRO stage: sharded are 1 optimizer state, 2 gradients too, 3 parameters too
+    expert             ranks that share the experts of a layer: of `tensor` first (with expert_tensor = 1), then of
+                       `context` where the rest is a multiple of it, then of `data`
+    expert_tensor      1, or `tensor`: then tensor ranks share the width of every expert, as in dense layers
     shard              data ranks that share shards (HSDP); 0: all
     gather             with ZeRO-3, parameters are gathered for `each` forward and backward, or `once` a step
     reduce             from ZeRO-2 on, gradients are scattered after `each` micro-batch; with ZeRO-3 they may be kept
@@ -63,6 +66,8 @@ class Strategy:
     gather: str = "each"
     reduce: str = "each"
     prefetch: int = 1
+    expert: int = 1
+    expert_tensor: int = 1
 
     @property
     def world_size(self) -> int:
@@ -99,6 +104,21 @@ class Strategy:
             return self.written_order
         return SCHEDULES[self.schedule].order(self.pipeline, self.micro_batches, self.chunks)
 
+    @property
+    def expert_parts(self) -> tuple[int, int, int]:
+        return expert_parts(self.expert, self.expert_tensor, self.context, self.tensor)
+
+    def _data_factors(self) -> tuple[tuple[str, int], ...]:
+        """`data`, or its factors: copies of shards (HSDP), and the innermost ranks that share experts."""
+        among = self.expert_parts[0]
+        hybrid = 1 <= self.shard < self.data and self.zero
+        if among == 1:
+            pair = (("data.replicate", self.data // self.shard), ("data.shard", self.shard)) if hybrid else ()
+            return pair or (("data", self.data),)
+        width = self.shard if hybrid else self.data
+        inner = (("data.shard", width // among), ("data.expert", among))
+        return (("data.replicate", self.data // width), *inner) if hybrid else inner
+
     def mesh(self, kv_heads: int) -> Mesh:
         """The mesh; with more tensor ranks than KV heads, `tensor` is split into `tensor.kv` and `tensor.rep`."""
         shared = gcd(self.tensor, kv_heads)
@@ -107,10 +127,18 @@ class Strategy:
             if shared == self.tensor
             else (("tensor.kv", shared), ("tensor.rep", self.tensor // shared))
         )
-        data: tuple[tuple[str, int], ...] = (("data", self.data),)
-        if 1 <= self.shard < self.data and self.zero:
-            data = (("data.replicate", self.data // self.shard), ("data.shard", self.shard))
+        data = self._data_factors()
         context: tuple[tuple[str, int], ...] = (("context", self.context),)
         if self.context_form == "ring" and self.context_heads > 1:
             context = (("context.ring", self.context // self.context_heads), ("context.heads", self.context_heads))
         return Mesh((("region", self.region), ("pipeline", self.pipeline), *data, *context, *split))
+
+
+def expert_parts(expert: int, expert_tensor: int, context: int, tensor: int) -> tuple[int, int, int]:
+    """Degrees on (data, context, tensor) whose ranks share the experts of a layer."""
+    if expert == 1:
+        return 1, 1, 1
+    inner = tensor if expert_tensor == 1 else 1
+    rest = expert // inner
+    among = context if rest % context == 0 else 1
+    return rest // among, among, inner

@@ -183,4 +183,12 @@ ROWS: tuple[Code, ...] = (
         "rank-00001.safetensors: its bytes differ from what was written",
         "Go on from the save before it, which is named where there is one.",
     ),
+    Code(
+        "T630",
+        "planned, but not run yet",
+        "Some operators are planned, proved and priced before the runtime can execute them.",
+        "Mixture-of-experts layers, latent attention, or training in 8 bits.",
+        "titan run examples/deepseek_v3_2048gpu.titan",
+        "Use the plan as a prediction; run a dense model in bf16.",
+    ),
 )

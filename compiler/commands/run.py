@@ -11,7 +11,7 @@ from titan.compiler.commands.output import print_json, show
 from titan.compiler.commands.runtime import require_runtime
 from titan.compiler.commands.sources import load
 from titan.compiler.commands.verify import findings
-from titan.grammar.diagnostics import TitanError
+from titan.grammar.diagnostics import Diagnostic, TitanError
 
 if TYPE_CHECKING:
     from titan.compiler.plan.program import Plan
@@ -60,6 +60,7 @@ def run(
     """
     require_runtime()
     found = load(source)
+    refuse_unbuilt(found.plan)
     prove(found.plan)
     if found.compiled is not None:
         show(found.compiled.spec.warnings)
@@ -81,6 +82,14 @@ def run(
         print_json(outcome.result)
     code: int = outcome.code
     return code
+
+
+def refuse_unbuilt(plan: Plan) -> None:
+    """T630: the plan has operators that are planned and priced, but not run yet."""
+    names = plan.plan_only
+    if names:
+        message = f"this version cannot run {', '.join(names)}: it plans, proves and prices them"
+        raise TitanError(Diagnostic("T630", message))
 
 
 def prove(plan: Plan) -> None:

@@ -36,19 +36,19 @@ class Seconds:
 
 
 def gemm_seconds(
-    machine: Machine, m: int, n: int, k: int, dtype: str = "bf16", result_bytes: int | None = None, launch: bool = True
+    machine: Machine, m: int, n: int, k: int, dtype: str = "bf16", result_bytes: int | None = None, batch: int = 1
 ) -> float:
     """[m, k] x [k, n] in `dtype`; `result_bytes` per element of the result (float32 gradients: 4, read and written).
-    Without `launch` the product is one of many in a kernel."""
-    figures, work = machine.figures, 2.0 * m * n * k
+    A kernel may do a `batch` of such products."""
+    figures, work = machine.figures, 2.0 * batch * m * n * k
     half = figures["matmul_half_dim"]
     filled = (m / (m + half)) * (n / (n + half)) * (k / (k + half)) * work / (work + figures["matmul_half_flops"])
     size = DTYPE_BYTES[dtype]
-    moved = (m * k + k * n) * size + m * n * (result_bytes or size)
+    moved = batch * ((m * k + k * n) * size + m * n * (result_bytes or size))
     return max(
         work / (machine.rate(dtype, "matmul") * filled),
         moved / machine.memory_bandwidth,
-        figures["launch_seconds"] if launch else 0.0,
+        figures["launch_seconds"],
     )
 
 
@@ -83,8 +83,18 @@ def _call_seconds(machine: Machine, segment: Segment, call: Call) -> Seconds:
     results = tuple(segment.types[name] for name in call.results)
     needed = [o for n, o in zip(call.row.operands, call.operands, strict=True) if n not in call.row.data]
     backward = call.row.differentiable and any(o in segment.differentiable for o in needed)
-    if call.operator == "linear":
-        return _linear_seconds(machine, operands, call.operands[0] in segment.differentiable)
+    if call.operator in ("linear", "expert_linear"):
+        return _linear_seconds(machine, call, operands, call.operands[0] in segment.differentiable)
+    if call.operator == "latent_attention":
+        given = dict(call.attributes)
+        flops, keys = call.row.flops(given, operands), operands[1].shape[1]
+        more = fullest(operands[0].shape[1], keys) if keys > operands[0].shape[1] else 1.0
+        return Seconds(
+            attention_seconds(machine, more * flops.forward, keys, operands[0].dtype)
+            + moved_seconds(machine, 2.0 * operands[0].bytes),
+            attention_seconds(machine, more * flops.backward_input, keys, operands[0].dtype)
+            + moved_seconds(machine, 2.0 * operands[0].bytes),
+        )
     if call.operator.removesuffix("_documents") in ("attention", "attention_block", "attention_merge"):
         given = dict(call.attributes)
         flops = call.row.flops(given, operands)
@@ -99,6 +109,12 @@ def _call_seconds(machine: Machine, segment: Segment, call: Call) -> Seconds:
         )
     if call.operator == "attention_scores":
         return _scores_seconds(machine, call, operands)
+    if call.operator.startswith("linear_vocab"):  # logits formed in pieces; backward forms them again
+        once = _linear_seconds(machine, call, operands[:2], True)
+        logits = 2.0 * results[0].elements * operands[1].shape[0] * DTYPE_BYTES[operands[0].dtype]
+        again = once.forward + once.backward_input + once.backward_weight
+        moved = moved_seconds(machine, logits)
+        return Seconds(once.forward + moved, again + 2 * moved if backward else 0.0)
     if call.operator == "wide_gradient":  # the tensor itself; its gradient becomes narrow
         return Seconds(0.0, moved_seconds(machine, 3.0 * operands[0].bytes) if backward else 0.0)
     forward = moved_seconds(machine, sum(t.bytes for t in operands) + sum(t.bytes for t in results))
@@ -122,23 +138,42 @@ def _scores_seconds(machine: Machine, call: Call, operands: tuple[TensorType, ..
     depth = int(dict(call.attributes)["head_dim"])
     heads = batch * width // depth
     products = [
-        heads * gemm_seconds(machine, m, n, k, dtype, launch=False)
+        gemm_seconds(machine, m, n, k, dtype, batch=heads)
         for m, n, k in ((queries, keys, depth), (queries, depth, keys), (keys, depth, queries))
     ]
+    if depth % 8:
+        products = [p / machine.figures["misaligned"] for p in products]
     passes = machine.figures["score_passes"]
     moved = passes * heads * queries * keys * size / machine.memory_bandwidth
     return Seconds(products[0] + products[1] + 4 * moved, products[0] + products[1] + 2 * products[2] + 6 * moved)
 
 
-def _linear_seconds(machine: Machine, operands: tuple[TensorType, ...], input_gradient: bool) -> Seconds:
+def _linear_seconds(machine: Machine, call: Call, operands: tuple[TensorType, ...], input_gradient: bool) -> Seconds:
+    """Products in the operands' dtype, or in a narrower one to which they are cast first; of experts one of a kernel
+    for each."""
     x, weight = operands
-    n, k = weight.shape
-    m = x.elements // k
-    return Seconds(
-        gemm_seconds(machine, m, n, k, x.dtype),
-        gemm_seconds(machine, m, k, n, x.dtype) if input_gradient else 0.0,
-        gemm_seconds(machine, n, k, m, x.dtype, result_bytes=8),  # float32 gradient, read and written in place
+    n, k = weight.shape[-2:]
+    experts = weight.shape[0] if call.operator == "expert_linear" else 1
+    m = x.elements // k // experts
+    dtype = str(dict(call.attributes).get("product", x.dtype))
+
+    def product(m: int, n: int, k: int, result_bytes: int) -> float:
+        return gemm_seconds(machine, m, n, k, dtype, result_bytes, experts)
+
+    size = DTYPE_BYTES[x.dtype]
+    cast, back = (
+        (0.0, 0.0) if dtype == x.dtype else (cast_seconds(machine, x.elements), cast_seconds(machine, m * n * experts))
     )
+    return Seconds(
+        product(m, n, k, size) + cast,
+        (product(m, k, n, size) if input_gradient else 0.0) + back,
+        product(n, k, m, 8),  # float32 gradient, read and written in place
+    )
+
+
+def cast_seconds(machine: Machine, elements: float) -> float:
+    """16 bits read twice (the largest value is found first), 8 bits written in both orders."""
+    return moved_seconds(machine, machine.figures["cast_bytes"] * elements)
 
 
 def _backward_seconds(machine: Machine, call: Call, segment: Segment) -> float:

@@ -10,26 +10,35 @@ from dataclasses import dataclass
 from typing import Any
 
 # plan dtype -> name of the peak in a cluster's device
-PEAK_OF = {"bf16": "bf16", "f16": "fp16", "f32": "fp32", "f64": "fp64"}
+PEAK_OF = {"f8": "fp8", "bf16": "bf16", "f16": "fp16", "f32": "fp32", "f64": "fp64"}
 
 # figure -> (default, meaning); a cluster's `efficiency` overrides any of them, each with its source
 FIGURES: dict[str, tuple[float, str]] = {
     "matmul": (0.70, "share of the dense peak that a large matrix product reaches"),
+    "matmul_fp8": (0.60, "the same of a product in 8 bits, without the casts"),
     "matmul_half_flops": (0.0, "work at which a matrix product reaches half of that: f/(f+half)"),
     "matmul_half_dim": (64.0, "dim at which a matrix product reaches half of that: d/(d+half) for m, n and k"),
+    "cast_bytes": (6.0, "bytes that move when a number is cast to 8 bits"),
     "attention": (0.45, "share of the dense peak that fused attention reaches, forward and backward together"),
     "attention_half_keys": (256.0, "keys at which attention reaches half of that"),
     "attention_flash1": (0.30, "the same with FlashAttention 1, of published runs that used it"),
     "attention_flash2": (0.45, "the same with FlashAttention 2"),
     "attention_cudnn": (0.50, "the same with the vendor's fused attention"),
-    "score_passes": (1.0, "reads and writes of attention scores by kernels that form them, as a multiple of fused ones"),
+    "score_passes": (
+        1.0,
+        "reads and writes of attention scores by kernels that form them, as a multiple of fused ones",
+    ),
     "norm_passes": (1.0, "reads and writes of a norm by separate kernels, as a multiple of a fused one"),
     "tensor_hidden": (0.0, "share of tensor collectives that published runs hid under matrix products"),
     "engine_hidden": (0.5, "the same where an engine splits products and collectives into pieces"),
     "memory": (0.85, "share of the memory bandwidth that streaming kernels reach"),
     "launch_seconds": (4e-6, "shortest time of one operator"),
+    "host_seconds": (0.0, "time in which the host issues one operator; a segment is never faster than its host"),
+    "step_seconds": (0.0, "fixed time of a step outside its instructions: data, bookkeeping, unequal ranks"),
+    "misaligned": (0.5, "rate of products of attention heads whose width is no multiple of 8, as a share"),
     "intra": (0.80, "share of the link bandwidth that collectives reach inside a node"),
     "inter": (0.80, "share of the link bandwidth that collectives reach between nodes"),
+    "unstated_inter": (0.5, "the same for published runs that do not name their network"),
     "overlap_slowdown": (1.1, "how much longer compute takes while a collective runs beside it"),
     "communicator_bytes": (64.0 * 2**20, "device memory that one communicator takes"),
     "allocator_slack": (0.03, "share of tensor memory lost to rounding and fragmentation"),
@@ -69,6 +78,8 @@ class Machine:
     def rate(self, dtype: str, kind: str) -> float:
         """FLOP/s that large kernels of a kind (`matmul`, `attention`) reach."""
         peak = self.peaks.get(dtype)
+        if dtype == "f8" and kind == "matmul":
+            kind = "matmul_fp8"
         return peak * self.figures[kind] if peak else self.figures["flops"]
 
 

@@ -1,6 +1,6 @@
 """FLOPs of a model and utilisation of the hardware, each figure with the rule that it goes by.
 
-6N             6 * parameters per token (all parameters, a tied head once)
+6N             6 * parameters per token (all parameters that a token meets, a tied head once; of experts top_k)
 causal model   3 * (2 * weights of matrix products + 2 * L * s * heads * head_dim) per token: forward once, backward
                twice; a causal mask leaves half of the scores; the output head counts, embedding look-ups do not
 executed       every FLOP of the plan's instructions, recomputation and attention's rebuilt scores included
@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from titan.compiler.cost.shape import latent_products
 from titan.compiler.plan.program import Plan
 from titan.compiler.plan.sizes import Sizes
 
@@ -27,7 +28,8 @@ _NO_ATTENTION = {"heads": 0, "kv_heads": 0, "head_dim": 0, "bias": False, "out_b
 
 @dataclass(frozen=True, slots=True)
 class ModelFlops:
-    """Training FLOPs per token by both rules, and the numbers they come from."""
+    """Training FLOPs per token by both rules, and the numbers they come from: all parameters, and the weights of
+    products that one token meets."""
 
     simple: float
     exact: float
@@ -49,23 +51,40 @@ class Utilisation:
 def model_flops(model: Mapping[str, Any], sequence: int) -> ModelFlops:
     """`model` is the plain dictionary of a spec's model (`plan.setting("model")`); `sequence` in tokens."""
     attention, hidden = model["attention"] or _NO_ATTENTION, model["hidden"]
-    heads, shared = attention["heads"] * attention["head_dim"], attention["kv_heads"] * attention["head_dim"]
-    matrices = biases = layers = 0
+    latent = latent_products(attention, hidden)
+    layers = sum(group["count"] for group in model["layers"])
+    near, mixed, scores = _attention_weights(attention, hidden)
+    if latent:
+        near, mixed = sum(k * n for k, n, _ in latent), (attention["query_rank"] or 0) + attention["kv_rank"]
+        scores = attention["heads"] * (attention["head_dim"] + attention["rope_dim"] + attention["value_dim"]) / 2
+    met = held = biases = 0  # weights that a token meets; all of them
     for group in model["layers"]:
         block, count = group["block"], group["count"]
         number = 3 if block["activation"] == "swiglu" else 2
-        layers += count
-        matrices += count * (2 * hidden * (heads + shared) + number * hidden * block["ffn"])
-        biases += count * (heads + 2 * shared if attention["bias"] else 0)
-        biases += count * (hidden if attention["out_bias"] else 0)
+        one = number * hidden * block["ffn"]
+        experts = block.get("experts", 0)
+        router = hidden * experts
+        met += count * (near + (router + (block["top_k"] + block["shared"]) * one if experts else one))
+        held += count * (near + (router + (experts + block["shared"]) * one if experts else one))
+        biases += count * mixed
         biases += count * ((number - 1) * block["ffn"] + hidden if block["bias"] else 0)
     head = model["vocab"] * hidden
     norms = {"rms_norm": 1, "layer_norm": 2, "none": 0}[model["norm"]] * hidden * (2 * layers + 1)
     positions = model["max_positions"] * hidden if model["positions"] == "learned" else 0
-    parameters = matrices + biases + norms + positions + head * (1 if model["tied"] else 2)
-    parameters += model["vocab"] if model.get("head_bias") else 0
-    exact = 6.0 * (matrices + head) + 6.0 * layers * sequence * heads
-    return ModelFlops(6.0 * parameters, exact, parameters, matrices + head)
+    rest = biases + norms + positions + head * (1 if model["tied"] else 2)
+    rest += model["vocab"] if model.get("head_bias") else 0
+    exact = 6.0 * (met + head) + 6.0 * layers * sequence * scores
+    return ModelFlops(6.0 * (met + rest), exact, held + rest, met + head)
+
+
+def _attention_weights(attention: Mapping[str, Any], hidden: int) -> tuple[int, int, float]:
+    """(weights of products, biases and norms, width of the heads) of one layer."""
+    if "kv_rank" in attention:
+        return 0, 0, 0.0
+    heads, shared = attention["heads"] * attention["head_dim"], attention["kv_heads"] * attention["head_dim"]
+    biases = (heads + 2 * shared if attention["bias"] else 0) + (hidden if attention["out_bias"] else 0)
+    biases += 2 * attention["head_dim"] if attention.get("qk_norm") else 0
+    return 2 * hidden * (heads + shared), biases, float(heads)
 
 
 def utilisation(flops: ModelFlops, tokens_per_second: float, peak: float | None) -> Utilisation:

@@ -52,11 +52,15 @@ class Prices:
             return segment_seconds(self.machine, replace(segment, body=segment.rebuild_body(tier))).forward
         if name not in self._segments:
             self._segments[name] = segment_seconds(self.machine, self.plan.segment_table[name])
-        found = self._segments[name]
+        found, host = self._segments[name], self._host_seconds(name)
         if opcode == "forward":
-            return found.forward
-        inputs = found.backward_input if opcode != "backward_weight" else 0.0
+            return max(found.forward, host)
+        inputs = max(found.backward_input, host) if opcode != "backward_weight" else 0.0
         return inputs + (found.backward_weight if opcode != "backward_input" else 0.0)
+
+    def _host_seconds(self, name: str) -> float:
+        """Time in which the host issues the operators of a segment."""
+        return self.machine.figures["host_seconds"] * len(self.plan.segment_table[name].body)
 
     def _plain(self, instruction: Instruction) -> float:
         """Parameter and data instructions: bound by memory."""

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from titan.compiler.cost.machine import Machine
 from titan.compiler.cost.prices import Prices
 from titan.compiler.cost.strands import BlockPieces, Cutter, Event, Name, Outcome, Strand, run_strand
-from titan.compiler.plan.tiers import at_start
 from titan.compiler.plan.program import BlockCall, Plan, Role
+from titan.compiler.plan.tiers import at_start
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +93,7 @@ def simulate(
     if stuck:
         raise SimulationStalled(f"roles {', '.join(map(str, stuck))} wait for each other")
     step = max(max(w.clock, w.last, *w.streams.values()) for w in walkers)
+    step += round(prices.machine.figures.get("step_seconds", 0.0) * 1e9)
     return Timeline(step, tuple(w.result(step) for w in walkers))
 
 

@@ -38,7 +38,7 @@ def buckets(
     """Buckets and parameters in model order. `homes` maps each parameter to the pipeline coordinates that hold it;
     `sharded` are the kinds of buffers that are sharded over the replicas (inside one `data.replicate`)."""
     mesh = graph.mesh
-    groups: dict[tuple[str, str, str], list[_Use]] = {}
+    groups: dict[tuple[str, str, str, tuple[str, ...]], list[_Use]] = {}
     seen: dict[str, Value] = {}
     for use in _uses(graph, homes):
         if use.name in seen:
@@ -49,8 +49,8 @@ def buckets(
     layers = sum(1 for _, layer in graph.chain if layer is not None)
     found: list[Bucket] = []
     parameters: list[Parameter] = []
-    for (where, sums, equal), uses in groups.items():
-        bucket, members = _bucket(where, sums, equal, uses, mesh, sharded, initializer, vocab, layers)
+    for (where, sums, equal, cut), uses in groups.items():
+        bucket, members = _bucket(where, sums, equal, cut, uses, mesh, sharded, initializer, vocab, layers)
         found.append(bucket)
         parameters.extend(members)
     return tuple(found), tuple(parameters)
@@ -70,7 +70,9 @@ def parameter_names(part: Part, layer: int | None) -> list[str]:
     return [bind(value.name, layer) for value in part.values if value.kind == "parameter"]
 
 
-def _key(use: _Use, mesh: Mesh) -> tuple[str, str, str]:
+def _key(use: _Use, mesh: Mesh) -> tuple[str, str, str, tuple[str, ...]]:
+    """Where it is, sums over tensor factors, tensor factors with equal gradients, factors of the replicas that share
+    it out (experts)."""
     states = dict(use.value.layout)
     factors = [f for f, size in mesh.factors if size > 1 and f.split(".")[0] not in ("pipeline", "region", *REPLICAS)]
     sums = tuple(f for f in factors if states.get(f) == "R")
@@ -78,13 +80,19 @@ def _key(use: _Use, mesh: Mesh) -> tuple[str, str, str]:
     where = use.part.name if use.layer is None else f"l{use.layer}"
     if use.layer is None and len(use.homes) > 1:
         where += ".tied"  # apart from what only one of the stages holds
-    return where, group_name(mesh, sums), group_name(mesh, equal)
+    shared = tuple(
+        f for f, s in use.value.layout if s.startswith("V") and f.split(".")[0] in REPLICAS and mesh.size(f) > 1
+    )
+    if use.value.dims[0] == "experts":
+        where += ".experts"
+    return where, group_name(mesh, sums), group_name(mesh, equal), shared
 
 
 def _bucket(
     where: str,
     sums: str,
     equal: str,
+    cut: tuple[str, ...],
     uses: list[_Use],
     mesh: Mesh,
     sharded: Kinds,
@@ -93,7 +101,7 @@ def _bucket(
     layers: int,
 ) -> tuple[Bucket, list[Parameter]]:
     name = ".".join(word for word in (where, equal, "sum" if sums else "") if word)
-    axes = tuple(f for f, size in mesh.factors if size > 1 and f.split(".")[0] in REPLICAS)
+    axes = tuple(f for f, size in mesh.factors if size > 1 and f.split(".")[0] in REPLICAS and f not in cut)
     replicas, shards = group_name(mesh, axes), group_name(mesh, tuple(f for f in axes if f != BETWEEN))
     ordered = sorted(uses, key=lambda use: len(use.value.shape) < 2)  # decayed parameters first: one range each
     parameters, offset = [], 0
@@ -116,9 +124,9 @@ def _bucket(
         offset += local.elements
     homes = uses[0].homes
     if sharded and len(homes) > 1 and (sharded == ("o",) or not shards):
-        sharded, shards = ("o",), copies_group(homes)  # its copies share the optimizer's state
+        sharded, shards = ("o",), copies_group(homes, cut)  # its copies share the optimizer's state
     sharded = sharded if shards else ()
-    degree = shard_degree(shards, homes, mesh) if sharded else 1
+    degree = shard_degree(shards, homes, mesh, cut) if sharded else 1
     elements = -(-offset // degree) * degree
     copies = group_name(mesh, tuple(f for f in axes if not sharded or f == BETWEEN))
     uncounted = "*".join(g for g in (copies, equal) if g)
@@ -132,29 +140,47 @@ def homes_group(homes: tuple[int, ...]) -> str:
     return f"homes.{'-'.join(map(str, homes))}"
 
 
-def copies_group(homes: tuple[int, ...]) -> str:
+def copies_group(homes: tuple[int, ...], cut: tuple[str, ...] = ()) -> str:
     """Name of the declared group of all ranks that hold copies: those homes, and their replicas in one
-    `data.replicate`."""
-    return f"copies.{'-'.join(map(str, homes))}"
+    `data.replicate`; `cut` are the factors that share experts out, on which there are no copies."""
+    return f"copies.{'-'.join(map(str, homes))}" + (".experts" if cut else "")
+
+
+def shared_by_copies(bucket: Bucket) -> bool:
+    """Whether the shards lie on all ranks that hold copies, over stages too."""
+    return bucket.shards.startswith("copies.")
 
 
 def home_groups(bucket: Bucket, mesh: Mesh) -> tuple[Group, ...]:
     """The groups over the homes of a bucket, to be declared in the plan."""
     if len(bucket.homes) == 1:
         return ()
-    inner = tuple(f for f, _ in mesh.factors if f.split(".")[0] in REPLICAS and f != BETWEEN)
     found = Group(homes_group(bucket.homes), "pipeline", bucket.homes)
-    if bucket.shards != copies_group(bucket.homes):
+    if not shared_by_copies(bucket):
         return (found,)
+    inner = _inside(mesh, _cut(bucket, mesh))
     return (Group(bucket.shards, "*".join(("pipeline", *inner)), bucket.homes),)
 
 
-def shard_degree(shards: str, homes: tuple[int, ...], mesh: Mesh) -> int:
+def shard_degree(shards: str, homes: tuple[int, ...], mesh: Mesh, cut: tuple[str, ...] = ()) -> int:
     """Ranks that share the sharded buffers of a bucket."""
-    if shards != copies_group(homes):
+    if not shards.startswith("copies."):
         return mesh.size(shards)
-    inner = [size for f, size in mesh.factors if f.split(".")[0] in REPLICAS and f != BETWEEN]
-    return prod(inner) * len(homes)
+    return prod(mesh.size(f) for f in _inside(mesh, cut)) * len(homes)
+
+
+def _inside(mesh: Mesh, cut: tuple[str, ...]) -> tuple[str, ...]:
+    """Factors of the replicas in one `data.replicate`, without those that share experts out."""
+    return tuple(f for f, _ in mesh.factors if f.split(".")[0] in REPLICAS and f != BETWEEN and f not in cut)
+
+
+def _cut(bucket: Bucket, mesh: Mesh) -> tuple[str, ...]:
+    """Factors of data and context on which the bucket has no replicas."""
+    if not bucket.shards.endswith(".experts"):
+        return ()
+    kept = mesh.resolve(bucket.replicas) if bucket.replicas else ()
+    return tuple(f for f, size in mesh.factors if size > 1 and f.split(".")[0] in REPLICAS and f not in kept)
+
 
 def _initializer(use: _Use, initializer: tuple[str, float], layers: int) -> str:
     kind, std = initializer

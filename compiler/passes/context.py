@@ -15,7 +15,7 @@ from titan.compiler.strategy import Strategy
 
 SEQUENCE = frozenset({"sequence"})
 HEADS = frozenset({"heads", "kv_heads"})
-ATTENTION = ("attention", "wide_gradient", "pack_keys")  # beginnings of the operators' names
+ATTENTION = ("attention", "wide_gradient", "pack_keys", "latent_attention")  # beginnings of the operators' names
 
 
 def context(graph: ModelGraph, strategy: Strategy) -> ModelGraph:

@@ -24,6 +24,7 @@ START = {
     "attention": (0, 1),
     "attention_documents": (0, 1),
     "add_positions_documents": (0, 1),
+    "latent_attention": (0, 1),
     "vocab_max": (0, 2),
     "vocab_sum": (0, 2),
     "linear_vocab_max": (1, 0),
@@ -130,8 +131,10 @@ class _Part:
             if pair[0] != pair[1]:
                 groups.setdefault(pair, []).append(factor)
         result = name
-        for (source, target), factors in groups.items():
-            result = self._convert(name, result, source, target, tuple(factors))
+        while groups:  # sums first, then what lies innermost
+            ready = [p for p, factors in groups.items() if self._innermost(result, p[0], factors)]
+            pair = min(ready, key=lambda p: p[0] not in "PM") if len(groups) > 1 else next(iter(groups))
+            result = self._convert(name, result, *pair, tuple(groups.pop(pair)))
         self.converted[name, layout] = result
         return result
 
@@ -154,11 +157,11 @@ class _Part:
 
     def _check_inner(self, name: str, source: str, factors: tuple[str, ...]) -> None:
         """A dim can only be gathered from its innermost factors outwards, else its pieces would be interleaved."""
-        if source.startswith("V"):
-            holders = [f for f, s in self.values[name].layout if s == source]
-            assert holders[len(holders) - len(factors) :] == list(factors), (
-                f"{name}: {factors} are not innermost on {source}"
-            )
+        assert self._innermost(name, source, list(factors)), f"{name}: {factors} are not innermost on {source}"
+
+    def _innermost(self, name: str, source: str, factors: list[str]) -> bool:
+        holders = [f for f, s in self.values[name].layout if s == source]
+        return not source.startswith("V") or holders[len(holders) - len(factors) :] == factors
 
     def _output(self, name: str) -> str:
         if self.values[name].shape == ():

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from titan.compiler.graph.model_graph import ModelGraph
 from titan.compiler.passes.context import context
 from titan.compiler.passes.data import data
+from titan.compiler.passes.expert import expert
 from titan.compiler.passes.layouts import layouts
 from titan.compiler.passes.recompute import recompute
 from titan.compiler.passes.ring import ring
@@ -23,6 +24,7 @@ GRAPH_PASSES: tuple[Pass, ...] = (
     data,  # states only, order among the four free
     context,
     tensor,  # before sequence, which fills what tensor leaves whole
+    expert,  # after data, context and tensor, which shard the experts' operators otherwise
     sequence,
     layouts,  # the only pass that inserts communication; needs all states
     segments,  # nothing may insert communication after this

@@ -7,7 +7,7 @@ factors, between copies of the shards (HSDP), over the pipeline homes of copied 
 
 from __future__ import annotations
 
-from titan.compiler.passes.buckets import copies_group, homes_group
+from titan.compiler.passes.buckets import homes_group, shared_by_copies
 from titan.compiler.passes.zero import BETWEEN, GATHER, REDUCE, first_sum, reduces_early
 from titan.compiler.plan.instruction import Instruction
 from titan.compiler.plan.mesh import Mesh
@@ -84,7 +84,7 @@ def _sums(bucket: Bucket, mesh: Mesh) -> list[Instruction]:
     groups = [*bucket.sums]
     if bucket.sharded and mesh.size(BETWEEN) > 1:
         groups.append(BETWEEN)
-    if len(bucket.homes) > 1 and bucket.shards != copies_group(bucket.homes):
+    if len(bucket.homes) > 1 and not shared_by_copies(bucket):
         groups.append(homes_group(bucket.homes))
     for group in groups:
         stream = REDUCE if group == BETWEEN else group

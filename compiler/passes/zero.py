@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from titan.compiler.passes.liveness import liveness
 from titan.compiler.plan.instruction import Instruction
@@ -42,13 +43,15 @@ class Draft:
     def chunk(self) -> str:
         return self.name.partition(".")[2]
 
-    def reads(self) -> set[str]:
+    @cached_property
+    def reads(self) -> frozenset[str]:
         """Buckets whose parameters are read."""
-        return {n[2:] for i in self.instructions for n in i.reads if n.startswith("p.")}
+        return frozenset(n[2:] for i in self.instructions for n in i.reads if n.startswith("p."))
 
-    def updates(self) -> set[str]:
+    @cached_property
+    def updates(self) -> frozenset[str]:
         """Buckets whose gradients are added to."""
-        return {n[2:] for i in self.instructions for n in i.updates if n.startswith("g.")}
+        return frozenset(n[2:] for i in self.instructions for n in i.updates if n.startswith("g."))
 
 
 @dataclass(frozen=True)
@@ -95,13 +98,12 @@ class Sharding:
 
     def order(self, calls: tuple[BlockCall, ...]) -> tuple[BlockCall, ...]:
         """The calls with the names of variants where a call is the first or last of something."""
-        marks = self._marks(calls)
-        found = []
+        marks, plain, found = self._marks(calls), Marks(), []
         for position, call in enumerate(calls):
             halves = call.block.split("+")
             if halves[0] in self.drafts:
-                names = [self._block(half, marks.get((position, n), Marks())).name for n, half in enumerate(halves)]
-                call = replace(call, block="+".join(names))
+                names = [self._block(half, marks.get((position, n), plain)).name for n, half in enumerate(halves)]
+                call = BlockCall("+".join(names), call.arguments)
             found.append(call)
         return tuple(found)
 
@@ -121,10 +123,10 @@ class Sharding:
                 draft = self.drafts.get(half)
                 if draft is None:
                     continue
-                for name in draft.reads():
+                for name in draft.reads:
                     first.setdefault(name, (position, number))
                     last[name] = (position, number)
-                added |= dict.fromkeys(draft.updates(), (position, number))
+                added |= dict.fromkeys(draft.updates, (position, number))
         if not self.choices.once:
             first, last = {}, {}
         first, last = ({b: p for b, p in table.items() if self._sharded(b, "p")} for table in (first, last))
@@ -152,15 +154,15 @@ class Sharding:
 
     def shared(self, bucket: str) -> bool:
         """Whether several chunks of the role use a bucket (embedding and head of a folded pipeline)."""
-        return len({d.chunk for d in self.drafts.values() if bucket in d.reads() | d.updates()}) > 1
+        return len({d.chunk for d in self.drafts.values() if bucket in d.reads | d.updates}) > 1
 
     def begun(self, draft: Draft, bucket: str) -> bool:
         """Whether the gradient of the micro-batch was begun by the backward to inputs (norms and biases)."""
-        return draft.phase == "W" and bucket in self.drafts[f"I.{draft.chunk}"].updates()
+        return draft.phase == "W" and bucket in self.drafts[f"I.{draft.chunk}"].updates
 
     def goes_on(self, draft: Draft, bucket: str) -> bool:
         """Whether the backward to weights will add to the gradient."""
-        return draft.phase == "I" and bucket in self.drafts[f"W.{draft.chunk}"].updates()
+        return draft.phase == "I" and bucket in self.drafts[f"W.{draft.chunk}"].updates
 
 
 @dataclass
@@ -187,6 +189,9 @@ class _Rewrite:
         return found
 
     def _rename(self, index: int, instruction: Instruction) -> Instruction:
+        if not self.renamed:
+            return instruction
+
         def new(names: tuple[str, ...]) -> tuple[str, ...]:
             return tuple(self.renamed.get((index, name), name) for name in names)
 

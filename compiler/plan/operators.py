@@ -8,47 +8,44 @@ the gradient is to be summed later. Labels in `whole` may not be sharded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
 
-from titan.compiler.plan.layout import Layout
+from titan.compiler.plan.mixture import (
+    combine_type,
+    dispatch_type,
+    expert_flops,
+    expert_type,
+    latent_flops,
+    latent_type,
+    route_type,
+    scores_flops,
+    scores_type,
+)
 from titan.compiler.plan.sequence import mean_pairs
+from titan.compiler.plan.tensor import (
+    DTYPE_BYTES,
+    Attribute,
+    Counting,
+    Flops,
+    Shape,
+    TensorType,
+    Typing,
+    statistics_dtype,
+)
 
-Attribute = int | float | str | bool
-Shape = tuple[int, ...]
-
-DTYPE_BYTES = {"bf16": 2, "f16": 2, "f32": 4, "f64": 8, "i64": 8, "i32": 4, "u8": 1}
-
-
-@dataclass(frozen=True, slots=True)
-class TensorType:
-    """Local shape of a tensor on one rank, its dtype and how it lies on the mesh."""
-
-    dtype: str
-    shape: Shape
-    layout: Layout = ()
-
-    @property
-    def elements(self) -> int:
-        return prod(self.shape)
-
-    @property
-    def bytes(self) -> int:
-        return self.elements * DTYPE_BYTES[self.dtype]
-
-
-@dataclass(frozen=True, slots=True)
-class Flops:
-    """Floating-point operations of one call on one rank (multiply and add count two)."""
-
-    forward: float
-    backward_input: float = 0.0
-    backward_weight: float = 0.0
-
-
-Typing = Callable[[Mapping[str, Attribute], tuple[TensorType, ...]], tuple[tuple[str, Shape], ...]]
-Counting = Callable[[Mapping[str, Attribute], tuple[TensorType, ...]], Flops]
+__all__ = [
+    "DTYPE_BYTES",
+    "OPERATORS",
+    "Attribute",
+    "Flops",
+    "LayoutError",
+    "Operator",
+    "Shape",
+    "TensorType",
+    "result_state",
+    "statistics_dtype",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +64,8 @@ class Operator:
     accumulates   (operand, result): the operand is an earlier, partial state of the result. It carries no gradient of
                   its own: backward works from the final state and its gradient, whatever the part
     wide          names whose gradients are float32 (float64 in a float64 run) whatever their dtype: sums of many parts
+    resizes       labels whose dims have another length in the results (slots of tokens, narrower heads), as `typing`
+                  says; how they are sharded carries over
     plan_only     planned, proved and priced, but not run yet: the runtime has no file for it
     typing        attributes, operand types -> (dtype, local shape) of every result
     flops         attributes, operand types -> Flops
@@ -90,6 +89,7 @@ class Operator:
     alone: bool = False
     accumulates: tuple[tuple[str, str], ...] = ()
     wide: tuple[str, ...] = ()
+    resizes: str = ""
     plan_only: bool = False
 
     @property
@@ -101,11 +101,6 @@ class Operator:
         """Labels of the operands and of the main results."""
         left, right = self.signature.split("->")
         return tuple(left.split(",")), tuple(right.split(","))
-
-
-def statistics_dtype(dtype: str) -> str:
-    """Statistics and losses are kept in float32, or float64 in a float64 run."""
-    return "f64" if dtype == "f64" else "f32"
 
 
 def _same(attributes: Mapping[str, Attribute], ins: tuple[TensorType, ...]) -> tuple[tuple[str, Shape], ...]:
@@ -181,20 +176,6 @@ def _block_flops(attributes: Mapping[str, Attribute], ins: tuple[TensorType, ...
     return Flops(2 * product, 5 * product)
 
 
-def _scores_type(attributes: Mapping[str, Attribute], ins: tuple[TensorType, ...]) -> tuple[tuple[str, Shape], ...]:
-    """Scores are formed as tensors: probabilities before and after dropout in the dtype of the queries, and its mask."""
-    batch, sequence, width = ins[0].shape
-    heads, size = width // int(attributes["head_dim"]), DTYPE_BYTES[ins[0].dtype]
-    return ((ins[0].dtype, ins[0].shape), ("u8", (2 * size + 1, batch, heads, sequence, ins[1].shape[1])))
-
-
-def _scores_flops(attributes: Mapping[str, Attribute], ins: tuple[TensorType, ...]) -> Flops:
-    """Two matrix products forward, four backward, over all scores: nothing is left out under the mask."""
-    batch, sequence, width = ins[0].shape
-    product = 2.0 * batch * sequence * ins[1].shape[1] * width
-    return Flops(2 * product, 4 * product)
-
-
 def _vocab_max_type(attributes: Mapping[str, Attribute], ins: tuple[TensorType, ...]) -> tuple[tuple[str, Shape], ...]:
     return ((statistics_dtype(ins[0].dtype), ins[0].shape[:-1]),)
 
@@ -252,8 +233,36 @@ _ROWS = (
         accumulates=(("partial", "out"), ("partial_lse", "lse")), wide=("q", "kv"),
     ),
     Operator(
-        "attention_scores", ("q", "k", "v"), ("out", "scores"), "bsn,btm,btm->bsn", _scores_type, _scores_flops,
+        "attention_scores", ("q", "k", "v"), ("out", "scores"), "bsn,btm,btm->bsn", scores_type, scores_flops,
         auxiliary=("scores",), whole="t", saves=("q", "k", "v", "out", "scores"), plan_only=True,
+    ),
+    Operator(
+        "latent_attention", ("q", "kv", "place"), ("out", "lse"), "bsn,btm,btr->bsn", latent_type, latent_flops,
+        auxiliary=("lse",), whole="tr", saves=("q", "kv", "place", "out", "lse"), resizes="nst", plan_only=True,
+    ),
+    Operator(
+        "head_norm", ("x", "gain"), ("out",), "bsn,h->bsn", _same, _elementwise(4, 8),
+        parameters=("gain",), whole="h", saves=("x", "gain"), weight_with_input=True, plan_only=True,
+    ),
+    Operator(
+        "route", ("logits",), ("weights",), "bse->bsk", route_type, _elementwise(5, 5),
+        whole="ek", saves=("logits", "weights"), plan_only=True,
+    ),
+    Operator(
+        "dispatch", ("x", "weights"), ("out",), "bsh,bsk->ebsh", dispatch_type, lambda a, i: Flops(0.0),
+        data=("weights",), whole="hke", saves=("weights",), resizes="s", plan_only=True,
+    ),
+    Operator(
+        "expert_linear", ("x", "weight"), ("out",), "ebsk,enk->ebsn", expert_type, expert_flops,
+        parameters=("weight",), saves=("weight",), saves_weight=("x",), plan_only=True,
+    ),
+    Operator(
+        "expert_swiglu", ("gate", "up"), ("out",), "ebsf,ebsf->ebsf", _same, _elementwise(5, 10),
+        saves=("gate", "up"), plan_only=True,
+    ),
+    Operator(
+        "combine", ("parts", "weights"), ("out",), "ebsh,bsk->bsh", combine_type, _elementwise(2, 3),
+        whole="hke", saves=("parts", "weights"), resizes="s", plan_only=True,
     ),
     Operator(
         "attention_documents", ("q", "k", "v", "starts"), ("out", "lse"), "bsn,btm,btm,bs->bsn", _attention_type,

@@ -227,5 +227,13 @@ class Plan:
         declared = self.group_table.get(bucket.shards)
         return declared is not None and declared.pipeline == bucket.homes
 
+    @cached_property
+    def plan_only(self) -> tuple[str, ...]:
+        """Operators, and products in 8 bits, that the runtime does not have yet."""
+        calls = [call for segment in self.segments for call in segment.body]
+        found = [call.operator for call in calls if call.row.plan_only]
+        found += ["linear in 8 bits" for call in calls if dict(call.attributes).get("product") == "f8"]
+        return tuple(dict.fromkeys(found))
+
     def bucket_parameters(self, bucket: str) -> tuple[Parameter, ...]:
         return tuple(p for p in self.parameters if p.bucket == bucket)

@@ -142,7 +142,7 @@ class Sizes:
 
     def _collective(self, instruction: Instruction) -> Traffic:
         members = self.plan.group_size(instruction.group)
-        if instruction.opcode in ("all_gather", "broadcast"):
+        if instruction.opcode in ("all_gather", "broadcast", "all_reduce"):
             whole = self.register(instruction.writes[0])
         else:
             whole = self.register(instruction.reads[0])

@@ -26,7 +26,7 @@ def plan_json(spec: Spec, result: SearchResult, proofs: Mapping[str, Proof]) -> 
     s = result.strategy
     return {
         "world_size": result.plan.mesh.world_size,
-        "mesh": {axis: getattr(s, axis) for axis in DEGREES} | {"expert": 1},
+        "mesh": {axis: getattr(s, axis) for axis in (*DEGREES, "expert")},
         "micro_batch": s.micro_batch,
         "micro_batches": s.micro_batches,
         "schedule": s.schedule,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from titan.compiler.spec.schema import Spec
 
 
+KEPT = 12  # fitting candidates of which no other may be faster
 NEAR = 1.1  # times the limit, by estimate: such plans are compiled too when no better one is left
 
 
@@ -44,19 +46,32 @@ class Candidate:
 
 
 def price(spec: Spec, estimator: Estimator, space: Space, limit: int) -> tuple[list[Candidate], list[Candidate]]:
-    """(those that fit, those that do not): each candidate as it is if that fits, else the fastest of the ways to save
-    memory (recompute, sharding of gradients and parameters) that fit."""
-    fitting: list[Candidate] = []
+    """(those that fit, those that do not): candidates as they are where that fits, else the fastest of the ways to save
+    memory (recompute, sharding of gradients and parameters) that fit.
+
+    No way to save memory makes the body of a step faster, so its time bounds what can become of a candidate: ways to
+    save are tried best bound first, until `KEPT` fitting ones are faster than every bound left. The rest stays as it is.
+    """
+    priced = [Candidate(s, estimator.estimate(s, NEAR * limit)) for s in space.candidates]
+    fitting = sorted((c for c in priced if c.estimate.memory <= limit), key=lambda c: c.key)
     others: list[Candidate] = []
+    fastest = [c.estimate.seconds for c in fitting[:KEPT]]
     ladders: dict[tuple[int, int, int, int], list[dict[str, Any]]] = {}
-    for strategy in space.candidates:
-        found = Candidate(strategy, estimator.estimate(strategy, NEAR * limit))
-        if found.estimate.memory > limit:
-            mesh = (strategy.pipeline, strategy.data, strategy.context, strategy.tensor)
+    heavy = [(estimator.bound(c.strategy), c.key, c) for c in priced if c.estimate.memory > limit]
+    for bound, _, candidate in sorted(heavy, key=lambda item: item[:2]):
+        found = candidate
+        if len(fastest) < KEPT or bound < fastest[-1]:
+            s = candidate.strategy
+            mesh = (s.pipeline, s.data, s.context, s.tensor)
             if mesh not in ladders:
-                ladders[mesh] = _savings(spec, strategy)
-            found = _saving(estimator, found, ladders[mesh], limit)
-        (fitting if found.estimate.memory <= limit else others).append(found)
+                ladders[mesh] = _savings(spec, s)
+            found = _saving(estimator, candidate, ladders[mesh], limit)
+        if found.estimate.memory > limit:
+            others.append(found)
+            continue
+        fitting.append(found)
+        insort(fastest, found.estimate.seconds)
+        del fastest[KEPT:]
     fitting.sort(key=lambda c: c.key)
     others.sort(key=lambda c: (c.estimate.memory, c.key))
     return fitting, others

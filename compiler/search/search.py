@@ -9,9 +9,10 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from titan.compiler.cost.estimate import Estimator, read_shape
+from titan.compiler.cost.estimate import Estimator
 from titan.compiler.cost.machine import Machine, read_machine
 from titan.compiler.cost.memory import MemoryLedger, memory_ledger
+from titan.compiler.cost.shape import read_shape
 from titan.compiler.cost.simulate import Timeline, simulate
 from titan.compiler.search.candidates import NEAR, Candidate, affordable, price, with_stages
 from titan.compiler.search.orders import finished, with_schedules
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from titan.compiler.spec.schema import Spec
 
 FINALISTS = 4  # plans that are compiled and simulated
-WORK = 20_000  # block calls that they may have together, beyond the first two
+WORK = 8_000  # block calls that they may have together, beyond the first two
 LARGE = 12_000  # block calls above which a plan must be faster by MARGIN
 MARGIN = 0.03  # about the error of the closed forms
 TRIES = 24  # compiled plans that turn out not to fit before the search gives up
@@ -79,7 +80,8 @@ def estimator_of(spec: Spec, machine: Machine | None = None) -> Estimator:
     from titan.compiler.graph.build import COMPUTE_DTYPE
 
     machine = machine or read_machine(spec.cluster.model_dump())
-    shape = read_shape(spec.model.model_dump(), spec.train.sequence, COMPUTE_DTYPE[spec.train.precision])
+    product = "f8" if spec.train.precision == "fp8" else ""
+    shape = read_shape(spec.model.model_dump(), spec.train.sequence, COMPUTE_DTYPE[spec.train.precision], product)
     return Estimator(machine, shape, spec.train.global_batch)
 
 

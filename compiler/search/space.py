@@ -181,9 +181,26 @@ def _of_mesh(spec: Spec, mesh: tuple[int, int, int, int]) -> tuple[list[Strategy
                     loss_rows=loss_rows(spec, b, context, tensor),
                 )  # fmt: skip
                 some = replace(some, **options[0])
-                if is_legal(spec, some):
-                    found.append(some)
+                for expert, width in experts(spec, some):
+                    some = replace(some, expert=expert, expert_tensor=width) if expert > 1 or width > 1 else some
+                    if is_legal(spec, some):
+                        found.append(some)
     return found, sum(len(orders[s.micro_batch]) for s in found) * len(options) * len(recompute)
+
+
+def experts(spec: Spec, s: Strategy) -> list[tuple[int, int]]:
+    """(ranks that share experts, tensor ranks that share the width of each) that the wishes allow and the mesh has."""
+    number, p = spec.model.experts, spec.parallel
+    if not number:
+        return [(1, 1)]
+    widths = [w for w in dict.fromkeys((1, s.tensor)) if p.expert_tensor.allows(w)]
+    room = s.data * s.context
+    return [
+        (e, w)
+        for w in widths
+        for e in divisors(number)
+        if p.expert.allows(e) and (room * (s.tensor if w == 1 else 1)) % e == 0
+    ]
 
 
 def context_forms(spec: Spec, context: int, tensor: int) -> list[tuple[str, int]]:

@@ -28,6 +28,7 @@ MAX_PATHS = 50_000  # names that refer to names can multiply without end
 
 # keys that follow from others: their absence is not worth a word when those are already wrong
 _DERIVED = {"attention.head_dim": ("hidden", "attention.heads"), "attention.kv_heads": ("attention.heads",)}
+_TAGS = ("[key]", "dense", "moe", "gqa", "mla")  # in pydantic's places: which of several blocks stands there
 _RANGES = {
     "greater_than": ("greater than", "gt"),
     "greater_than_equal": ("at least", "ge"),
@@ -54,6 +55,7 @@ class Binder:
     origins: Origins = field(default_factory=Origins)
     texts: dict[str, str] = field(default_factory=dict)
     broken: set[str] = field(default_factory=set)
+    kinds: dict[str, str] = field(default_factory=dict)
     room: int = MAX_PATHS
     homes: dict[str, str] = field(default_factory=dict)  # where a key that is met elsewhere belongs
 
@@ -87,6 +89,7 @@ class Binder:
         match value:
             case Record(kind, fields, _, name):
                 entries = {key: self._entry(written, f"{path}.{key}") for key, written in fields.items()}
+                self.kinds[path] = kind
                 return {KIND: kind, NAME: name} | entries
             case Layers(groups):
                 pairs = enumerate(groups)
@@ -117,7 +120,7 @@ class Binder:
     # pydantic's findings in our words
 
     def _translate(self, part: type[Part], path: str, error: ValidationError) -> None:
-        findings = {".".join(str(p) for p in f["loc"] if p != "[key]"): f for f in error.errors(include_url=False)}
+        findings = {".".join(str(p) for p in f["loc"] if p not in _TAGS): f for f in error.errors(include_url=False)}
         broken = {b.removeprefix(f"{path}.") for b in self.broken}
         for place, finding in findings.items():
             full = f"{path}.{place}" if place else path
@@ -132,7 +135,7 @@ class Binder:
             return False
         block, _, key = place.rpartition(".")
         others = [p for p, f in findings.items() if f["type"] == "extra_forbidden" and p.rpartition(".")[0] == block]
-        known = _keys(_part_at(part, block.split(".") if block else []))
+        known = _keys(_part_at(part, block.split(".") if block else [], self.kinds.get(f"{path}.{block}", "")))
         return any(key in right_key(other.rpartition(".")[2], known, self.homes) for other in others)
 
     def _tell(self, part: type[Part], path: str, finding: Any) -> None:
@@ -159,14 +162,15 @@ class Binder:
         self.report.error("T212", f"`{key}` is missing in `{block}`", self.origins.value(block), (f"{key} = ...",))
 
     def _extra(self, part: type[Part], path: str, key: str) -> None:
-        owner, block = _part_at(part, path.split(".")[1:-1]), path.rpartition(".")[0]
+        block = path.rpartition(".")[0]
+        owner = _part_at(part, path.split(".")[1:-1], self.kinds.get(block, ""))
         known = _keys(owner)
         notes = (Note(f"`{block}` has the keys {', '.join(known)}"),) if known else ()
         near = right_key(key, known, self.homes)
         self.report.error("T211", f"`{key}` is no key of `{block}`", self.origins.key(path), near, notes)
 
     def _choice(self, part: type[Part], path: str, key: str, text: str) -> None:
-        owner = _part_at(part, path.split(".")[1:-1])
+        owner = _part_at(part, path.split(".")[1:-1], self.kinds.get(path.rpartition(".")[0], ""))
         choices = _choices(owner, key)
         span = self.origins.value(path)
         word = text.strip('"')
@@ -199,21 +203,23 @@ def _beside(path: str, at: str) -> str:
     return f"{path}.{at}" if at else path
 
 
-def _part_at(part: type[Part], keys: list[str]) -> type[Part] | None:
-    """The class of the block at a path below `part`."""
+def _part_at(part: type[Part], keys: list[str], kind: str = "") -> type[Part] | None:
+    """The class of the block at a path below `part`; where several may stand there, the one written as `kind`."""
     current: type[Part] | None = part
-    for key in keys:
+    for number, key in enumerate(keys):
         if current is None or key.isdigit():
             continue
         info = current.model_fields.get(key)
-        current = _inner(info.annotation) if info else None
+        classes = _inner(info.annotation) if info else []
+        last = all(k.isdigit() for k in keys[number + 1 :])
+        current = next((c for c in classes if last and kind in c.KINDS), classes[0] if classes else None)
     return current
 
 
-def _inner(annotation: Any) -> type[Part] | None:
+def _inner(annotation: Any) -> list[type[Part]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation if issubclass(annotation, Part) else None
-    return next((found for a in get_args(annotation) if (found := _inner(a))), None)
+        return [annotation] if issubclass(annotation, Part) else []
+    return [found for a in get_args(annotation) for found in _inner(a)]
 
 
 def _choices(owner: type[Part] | None, key: str) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from titan.compiler.spec.divisors import divisors
-from titan.compiler.spec.schema import Model, Spec
+from titan.compiler.spec.schema import Dense, Model, Moe, Spec
 
 AXES = ("pipeline", "data", "context", "tensor")
 
@@ -26,4 +26,9 @@ def _splits(model: Model, tensor: int) -> bool:
         kv = attention.kv_heads
         if attention.heads % tensor or (tensor % kv and kv % tensor):
             return False
-    return all(group.block.ffn % tensor == 0 for group in model.layers)
+    return all(shared_width(group.block) % tensor == 0 for group in model.layers)
+
+
+def shared_width(block: Dense | Moe) -> int:
+    """Inner width that tensor ranks always share: of the feed-forward layer, or of the shared experts."""
+    return block.shared * block.ffn if block.kind == "moe" else block.ffn

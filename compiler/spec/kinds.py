@@ -14,9 +14,6 @@ KIND, NAME = "<kind>", "<name>"  # what a written block was called, beside its k
 # Kinds and words of later versions: refused by name with the reason instead of as unknown.
 LATER: dict[str, str] = {
     "fp16": "half precision needs loss scaling, which is not built yet",
-    "fp8": "8-bit training needs scaled matrix multiplications, which are not built yet",
-    "mla": "multi-head latent attention is not built yet",
-    "moe": "mixture-of-experts layers are not built yet",
 }
 
 

@@ -5,59 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
-from typing import Protocol
 
 from titan.compiler.schedules.registry import SCHEDULES, legal_counts
-from titan.compiler.spec.degrees import AXES, tensor_degrees
+from titan.compiler.spec.breach import Breach, Choices
+from titan.compiler.spec.context_rules import (
+    context,
+    head_exchange,
+    latent_ring,
+    ring_heads,
+    sequence_parallel,
+    zigzag,
+)
+from titan.compiler.spec.degrees import AXES, shared_width, tensor_degrees
 from titan.compiler.spec.divisors import around, divisors, even_stages, factorisation, multiples
+from titan.compiler.spec.expert_rules import expert_tensor, experts, slots
 from titan.compiler.spec.parallel import CHOICES
 from titan.compiler.spec.schema import Spec
 from titan.grammar.diagnostics import Diagnostic, Note
-
-
-class Choices(Protocol):
-    """What the rules read of a strategy."""
-
-    @property
-    def region(self) -> int: ...
-    @property
-    def pipeline(self) -> int: ...
-    @property
-    def data(self) -> int: ...
-    @property
-    def context(self) -> int: ...
-    @property
-    def tensor(self) -> int: ...
-    @property
-    def micro_batch(self) -> int: ...
-    @property
-    def zero(self) -> int: ...
-    @property
-    def sequence_parallel(self) -> bool: ...
-    @property
-    def context_form(self) -> str: ...
-    @property
-    def context_heads(self) -> int: ...
-    @property
-    def context_order(self) -> str: ...
-    @property
-    def schedule(self) -> str: ...
-    @property
-    def chunks(self) -> int: ...
-    @property
-    def recompute(self) -> str: ...
-    @property
-    def stages(self) -> tuple[int, ...]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Breach:
-    """How a rule is broken: the sentence with both numbers, the key at fault, legal values, (text, spec path) facts."""
-
-    message: str
-    at: str
-    nearest: tuple[str, ...] = ()
-    facts: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +113,10 @@ def _kv_heads(spec: Spec, s: Choices) -> Breach | None:
 
 def _ffn(spec: Spec, s: Choices) -> Breach | None:
     for index, group in enumerate(spec.model.layers):
-        if group.block.ffn % s.tensor:
-            facts = ((f"ffn = {group.block.ffn}", f"model.layers.{index}.block.ffn"),)
-            message = f"tensor = {s.tensor} does not divide the feed-forward width {group.block.ffn}"
+        width = shared_width(group.block)
+        if width % s.tensor:
+            facts = ((f"ffn = {width}", f"model.layers.{index}.block.ffn"),)
+            message = f"tensor = {s.tensor} does not divide the feed-forward width {width}"
             return Breach(message, "tensor", around(tensor_degrees(spec), s.tensor), facts)
     return None
 
@@ -163,85 +128,6 @@ def _positions(spec: Spec, s: Choices) -> Breach | None:
     facts = ((f"max_positions = {most}", "model.max_positions"),)
     message = f"sequence = {sequence} is longer than the {most} positions of the model"
     return Breach(message, "train.sequence", (f"sequence <= {most}", f"max_positions = {sequence}"), facts)
-
-
-def _context(spec: Spec, s: Choices) -> Breach | None:
-    sequence = spec.train.sequence
-    if sequence % s.context == 0:
-        return None
-    facts = ((f"sequence = {sequence}", "train.sequence"),)
-    message = f"context = {s.context} does not divide sequence = {sequence}"
-    return Breach(message, "context", around(divisors(sequence), s.context), facts)
-
-
-def _sequence_parallel(spec: Spec, s: Choices) -> Breach | None:
-    sequence, parts = spec.train.sequence, s.context * s.tensor
-    if not s.sequence_parallel or sequence % parts == 0:
-        return None
-    facts = ((f"sequence = {sequence}", "train.sequence"),)
-    message = f"sequence = {sequence} is not a multiple of context {s.context} x tensor {s.tensor} = {parts}"
-    near = (*(f"sequence = {m}" for m in multiples(sequence, parts)), "sequence_parallel = false")
-    return Breach(f"{message}, as sequence_parallel needs", "sequence_parallel", near, facts)
-
-
-def _head_exchange(spec: Spec, s: Choices) -> Breach | None:
-    attention, parts = spec.model.attention, s.context * s.tensor
-    if attention is None or s.context_form != "heads" or s.context == 1:
-        return None
-    if attention.heads % parts == 0 and attention.kv_heads % parts == 0:
-        return None
-    ok = tuple(
-        c
-        for c in divisors(spec.train.sequence)
-        if attention.heads % (c * s.tensor) == 0 and attention.kv_heads % (c * s.tensor) == 0
-    )
-    near = tuple(f"context = {c}" for c in around(ok, s.context))
-    facts = (
-        (f"heads = {attention.heads}, kv_heads = {attention.kv_heads}", "model.attention.kv_heads"),
-        ("a ring, or gathering keys and values, has no limit by heads", "parallel.context_form"),
-    )
-    message = (
-        f"head exchange over context {s.context} x tensor {s.tensor} = {parts} ranks needs {parts} to divide both"
-        f" {attention.heads} heads and {attention.kv_heads} kv_heads"
-    )
-    return Breach(message, "context_form", (*near, "context_form = ring", "context_form = gathered"), facts)
-
-
-def _ring_heads(spec: Spec, s: Choices) -> Breach | None:
-    """Mixed form: the ranks of a ring's place divide the context and exchange whole heads."""
-    attention, heads, parts = spec.model.attention, s.context_heads, s.context_heads * s.tensor
-    if s.context_form != "ring" or heads == 1 or attention is None:
-        return None
-    ok = tuple(
-        h
-        for h in divisors(s.context)
-        if attention.heads % (h * s.tensor) == 0 and attention.kv_heads % (h * s.tensor) == 0
-    )
-    if heads in ok:
-        return None
-    facts = (
-        (f"heads = {attention.heads}, kv_heads = {attention.kv_heads}", "model.attention.kv_heads"),
-        ("a ring alone (context_heads = 1) has no limit by heads", "parallel.context_heads"),
-    )
-    message = f"context_heads = {heads} does not divide context = {s.context}"
-    if s.context % heads == 0:
-        message = (
-            f"head exchange over context_heads {heads} x tensor {s.tensor} = {parts} ranks needs {parts} to divide both"
-            f" {attention.heads} heads and {attention.kv_heads} kv_heads"
-        )
-    near = tuple(f"context_heads = {h}" for h in around(ok or (1,), heads))
-    return Breach(message, "context_heads", near, facts)
-
-
-def _zigzag(spec: Spec, s: Choices) -> Breach | None:
-    """Every rank of a ring holds two chunks of the sequence."""
-    sequence, ring = spec.train.sequence, s.context // max(s.context_heads, 1)
-    if s.context_form != "ring" or s.context_order != "zigzag" or ring < 2 or sequence % (2 * ring) == 0:
-        return None
-    message = f"sequence = {sequence} is not a multiple of 2 x {ring}, the chunks of a ring of {ring} in zigzag order"
-    near = (*(f"sequence = {m}" for m in multiples(sequence, 2 * ring)), "context_order = contiguous")
-    facts = (("rank r holds the chunks r and 2n - 1 - r, so that all have equal work", "parallel.context_form"),)
-    return Breach(message, "train.sequence", near, facts)
 
 
 def _batch(spec: Spec, s: Choices) -> Breach | None:
@@ -350,13 +236,31 @@ def _empty_stage(spec: Spec, s: Choices) -> Breach | None:
     return None
 
 
+def _shard(spec: Spec, s: Choices) -> Breach | None:
+    if not s.shard or s.data % s.shard == 0:
+        return None
+    near = tuple(f"shard = {d}" for d in around(divisors(s.data), s.shard))
+    message = f"shard = {s.shard} does not divide data = {s.data}: every group of ranks that share shards is as large"
+    return Breach(message, "shard", near)
+
+
+def _reduced(spec: Spec, s: Choices) -> Breach | None:
+    if s.zero != 2 or s.reduce != "once":
+        return None
+    message = "zero = 2 keeps a shard of the gradients only, reduce = once keeps them whole: that is zero = 1"
+    return Breach(message, "reduce", ("reduce = each", "zero = 1"))
+
+
 def _separator(spec: Spec, s: Choices) -> Breach | None:
-    separator = spec.train.separator
+    separator, attention = spec.train.separator, spec.model.attention
     if separator is None:
         return None
     if separator >= spec.model.vocab:
         message = f"separator = {separator} is no token of a vocabulary of {spec.model.vocab}"
         return Breach(message, "train.separator", (f"separator = {spec.model.vocab - 1}", "separator = none"))
+    if attention is not None and attention.kind == "mla":
+        message = "latent attention knows no documents: it would see across the separator"
+        return Breach(message, "train.separator", ("separator = none",))
     return None
 
 
@@ -377,26 +281,35 @@ RULES: tuple[Rule, ...] = (
     Rule("T243", "tensor divides the feed-forward width", ("tensor",), _ffn),
     Rule("T258", "documents can be told apart", (), _separator),
     Rule("T234", "the sequence fits the positions of the model", (), _positions),
-    Rule("T244", "context divides the sequence", ("context",), _context),
+    Rule("T244", "context divides the sequence", ("context",), context),
     Rule(
         "T244",
         "with sequence_parallel, context x tensor divides the sequence",
         ("context", "tensor", "sequence_parallel"),
-        _sequence_parallel,
+        sequence_parallel,
     ),
-    Rule("T245", "head exchange splits whole heads", ("context", "tensor", "context_form"), _head_exchange),
+    Rule("T245", "head exchange splits whole heads", ("context", "tensor", "context_form"), head_exchange),
     Rule(
         "T245",
         "context_heads divides context, and splits whole heads",
         ("context", "tensor", "context_form", "context_heads"),
-        _ring_heads,
+        ring_heads,
     ),
     Rule(
         "T244",
         "a ring in zigzag order divides the sequence into two chunks per rank",
         ("context", "context_form", "context_heads", "context_order"),
-        _zigzag,
+        zigzag,
     ),
+    Rule("T245", "latent attention has no ring", ("context", "context_form"), latent_ring),
+    Rule(
+        "T257",
+        "ranks share out whole experts",
+        ("expert", "expert_tensor", "tensor", "data", "context", "sequence_parallel", "zero", "shard"),
+        experts,
+    ),
+    Rule("T257", "tensor ranks share experts, or the width of each", ("expert_tensor", "tensor"), expert_tensor),
+    Rule("T257", "experts receive equally many tokens", ("context", "tensor", "sequence_parallel"), slots),
     Rule("T246", "data x micro_batch divides the global batch", ("data", "micro_batch"), _batch),
     Rule("T246", "data divides the global batch", ("data",), _batch_over_data, partial=True),
     Rule("T246", "micro_batch divides the global batch", ("micro_batch",), _batch_of_micro, partial=True),
@@ -406,6 +319,8 @@ RULES: tuple[Rule, ...] = (
     Rule("T253", "a schedule has its micro-batch counts", ("pipeline", "data", "micro_batch", "schedule"), _counts),
     Rule("T247", "the stages hold every layer once", ("pipeline", "stages", "chunks"), _stage_sum),
     Rule("T248", "no stage is empty, unless listed at an end", ("pipeline", "stages"), _empty_stage),
+    Rule("T255", "shard divides data", ("data", "shard"), _shard),
+    Rule("T256", "gradients are reduced after each micro-batch where they are sharded", ("zero", "reduce"), _reduced),
     Rule(
         "T224", "only what this version builds", ("region", "zero", "schedule", "recompute", "context_form"), _available
     ),

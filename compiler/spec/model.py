@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
+from pydantic import Discriminator, Tag, model_validator
 from pydantic import Field as Rule
-from pydantic import model_validator
 from titan.compiler.spec.divisors import around, divisors
 from titan.compiler.spec.kinds import (
+    KIND,
     NONE_WORD,
     Count,
     Flag,
+    Natural,
     Part,
     Positive,
     Problem,
@@ -23,8 +26,21 @@ from titan.compiler.spec.kinds import (
 MAX_LAYERS = 2**16
 
 
+def _kind_of(usual: str) -> Callable[[Any], str]:
+    """Which of several blocks is meant, by the name it is written with; the usual one without a name."""
+
+    def found(value: Any) -> str:
+        if isinstance(value, dict):
+            word = value.get(KIND) or value.get("kind") or usual
+            return word if word in ("dense", "moe", "gqa", "mla") else usual
+        return str(getattr(value, "kind", usual))
+
+    return found
+
+
 class Attention(Part):
-    """Causal self-attention with grouped keys and values; `bias` is on q, k, v, `out_bias` on the output projection."""
+    """Causal self-attention with grouped keys and values; `bias` is on q, k, v, `out_bias` on the output projection,
+    `qk_norm` normalises every head of queries and keys."""
 
     KINDS = ("gqa",)
     kind: Literal["gqa"] = "gqa"
@@ -33,6 +49,7 @@ class Attention(Part):
     head_dim: Count
     bias: Flag = False
     out_bias: Flag = False
+    qk_norm: Flag = False
     window: Annotated[Count | None, NONE_WORD] = None
 
     @model_validator(mode="before")
@@ -52,6 +69,30 @@ class Attention(Part):
         if self.window is not None:
             raise refuse("T224", "attention windows are not available in this version; leave `window` out", at="window")
         return self
+
+
+class Mla(Part):
+    """Multi-head latent attention: keys and values of all heads come from one latent of width `kv_rank` per token,
+    queries from one of `query_rank` (none: directly). A head has `head_dim` numbers without position, `rope_dim` rotary
+    ones, which its key shares with all heads, and values of `value_dim`."""
+
+    KINDS = ("mla",)
+    kind: Literal["mla"] = "mla"
+    heads: Count
+    kv_rank: Count
+    query_rank: Annotated[Count | None, NONE_WORD] = None
+    head_dim: Count
+    rope_dim: Count
+    value_dim: Count
+
+    @property
+    def kv_heads(self) -> int:
+        return self.heads
+
+    @property
+    def width(self) -> int:
+        """Of a query or key."""
+        return self.head_dim + self.rope_dim
 
 
 class RopeScaling(Part):
@@ -87,11 +128,40 @@ class Dense(Part):
         return 3 if self.activation == "swiglu" else 2
 
 
+class Moe(Part):
+    """A decoder block whose feed-forward layer is a mixture: every token goes through `top_k` of `experts` experts of
+    inner width `ffn`, and through `shared` further ones of that width."""
+
+    KINDS = ("moe",)
+    kind: Literal["moe"] = "moe"
+    experts: Count
+    top_k: Count
+    ffn: Count
+    shared: Natural = 0
+    activation: Literal["swiglu"] = "swiglu"
+    bias: Literal[False] = False
+
+    @model_validator(mode="after")
+    def _chosen(self) -> Moe:
+        if self.top_k > self.experts:
+            text = f"top_k = {self.top_k} is more than the {self.experts} experts"
+            raise refuse("T257", text, (f"top_k <= {self.experts}",), at="top_k")
+        return self
+
+    def matrices(self) -> int:
+        """Weight matrices of one expert."""
+        return 3
+
+
+Block = Annotated[Annotated[Dense, Tag("dense")] | Annotated[Moe, Tag("moe")], Discriminator(_kind_of("dense"))]
+AnyAttention = Annotated[Annotated[Attention, Tag("gqa")] | Annotated[Mla, Tag("mla")], Discriminator(_kind_of("gqa"))]
+
+
 class LayerGroup(Part):
     """`count` equal blocks after one another."""
 
     count: Annotated[int, Rule(gt=0, le=MAX_LAYERS), quantity("")]
-    block: Dense
+    block: Block
 
 
 class Model(Part):
@@ -105,7 +175,7 @@ class Model(Part):
     name: str = "model"
     vocab: Count
     hidden: Count
-    attention: Annotated[Attention | None, NONE_WORD]
+    attention: Annotated[AnyAttention | None, NONE_WORD]
     layers: Annotated[tuple[LayerGroup, ...], Rule(min_length=1)]
     norm: Literal["rms_norm", "layer_norm", "none"] = "rms_norm"
     norm_eps: Positive = 1e-5
@@ -128,7 +198,7 @@ class Model(Part):
         if isinstance(data.get("layers"), dict):
             data = data | {"layers": [{"count": 1, "block": data["layers"]}]}
         attention = data.get("attention")
-        if isinstance(attention, dict) and "head_dim" not in attention:
+        if isinstance(attention, dict) and "head_dim" not in attention and attention.get(KIND) != "mla":
             width = _head_dim(whole(data.get("hidden")), whole(attention.get("heads")))
             data = data | {"attention": attention | ({} if width is None else {"head_dim": width})}
         return data
@@ -149,9 +219,12 @@ class Model(Part):
             raise refuse(
                 "T233", "rotary positions turn queries and keys, and attention = none has none", at="positions"
             )
-        if self.positions == "rope" and self.attention is not None and self.attention.head_dim % 2:
-            text = f"rotary positions turn pairs of numbers, so head_dim = {self.attention.head_dim} must be even"
-            raise refuse("T232", text, at="attention.head_dim")
+        if self.positions == "rope" and self.attention is not None:
+            key = "rope_dim" if isinstance(self.attention, Mla) else "head_dim"
+            if getattr(self.attention, key) % 2:
+                found = getattr(self.attention, key)
+                text = f"rotary positions turn pairs of numbers, so {key} = {found} must be even"
+                raise refuse("T232", text, at=f"attention.{key}")
         return self
 
     @property
@@ -159,7 +232,7 @@ class Model(Part):
         return sum(group.count for group in self.layers)
 
     @property
-    def blocks(self) -> tuple[Dense, ...]:
+    def blocks(self) -> tuple[Dense | Moe, ...]:
         """The block of every layer in order."""
         return tuple(group.block for group in self.layers for _ in range(group.count))
 
@@ -180,20 +253,40 @@ class Model(Part):
         """What the output head adds to the embedding."""
         return 0 if self.tied else self.vocab * self.hidden
 
-    def layer_parameter_count(self, block: Dense) -> int:
+    def layer_parameter_count(self, block: Dense | Moe) -> int:
         """Attention, feed-forward and two norms of one layer."""
-        matrices = block.matrices()
-        ffn = matrices * self.hidden * block.ffn + ((matrices - 1) * block.ffn + self.hidden if block.bias else 0)
         norms = (1 if self.attention is None else 2) * self._norm_count()
-        return self._attention_count() + ffn + norms
+        return self._attention_count() + self._ffn_count(block) + norms
+
+    def _ffn_count(self, block: Dense | Moe) -> int:
+        """One feed-forward layer, or the router and all experts."""
+        one = block.matrices() * self.hidden * block.ffn
+        if isinstance(block, Moe):
+            return self.hidden * block.experts + (block.experts + block.shared) * one
+        return one + ((block.matrices() - 1) * block.ffn + self.hidden if block.bias else 0)
+
+    @property
+    def experts(self) -> int:
+        """Of the layers that have any; 0 in a dense model."""
+        return max((b.block.experts for b in self.layers if isinstance(b.block, Moe)), default=0)
 
     def _attention_count(self) -> int:
         a = self.attention
         if a is None:
             return 0
+        if isinstance(a, Mla):
+            return self._latent_count(a)
         queries, shared = a.heads * a.head_dim, a.kv_heads * a.head_dim
         biases = (queries + 2 * shared if a.bias else 0) + (self.hidden if a.out_bias else 0)
-        return self.hidden * (2 * queries + 2 * shared) + biases
+        norms = 2 * a.head_dim if a.qk_norm else 0
+        return self.hidden * (2 * queries + 2 * shared) + biases + norms
+
+    def _latent_count(self, a: Mla) -> int:
+        """Projections to the latents and from them, a norm on each latent, the output projection."""
+        width, rank = a.heads * a.width, a.query_rank
+        queries = self.hidden * width if rank is None else self.hidden * rank + rank + rank * width
+        latent = self.hidden * (a.kv_rank + a.rope_dim) + a.kv_rank
+        return queries + latent + a.kv_rank * a.heads * (a.head_dim + a.value_dim) + a.heads * a.value_dim * self.hidden
 
     def _norm_count(self) -> int:
         return {"rms_norm": 1, "layer_norm": 2, "none": 0}[self.norm] * self.hidden

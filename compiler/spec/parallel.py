@@ -35,7 +35,8 @@ CHOICES: dict[str, Choice] = {
     "data": Choice("degree"),
     "context": Choice("degree"),
     "tensor": Choice("degree"),
-    "expert": Choice("degree", (1,), "mixture-of-experts layers are not built yet"),
+    "expert": Choice("degree"),
+    "expert_tensor": Choice("degree"),
     "sequence_parallel": Choice("flag", (True, False)),
     "context_form": Choice("word", ("gathered", "heads", "ring")),
     "context_heads": Choice("degree"),
@@ -69,7 +70,6 @@ _OTHER_WORDS = {
     "dual_pipe_v": ("dualpipe_v",),
 }  # what other tools call the schedules
 LATER_KEYS = {
-    "expert_tensor": "mixture-of-experts layers are not built yet",
     "offload": "offloading to the host is not built yet",
 }
 

@@ -6,9 +6,10 @@ from math import prod
 from typing import Any
 
 from titan.compiler.schedules.registry import SCHEDULES
+from titan.compiler.spec.breach import Breach
 from titan.compiler.spec.degrees import AXES
 from titan.compiler.spec.divisors import around, divisors, factorisation
-from titan.compiler.spec.legality import Breach, Rule, diagnostic, rules_about
+from titan.compiler.spec.legality import Rule, diagnostic, rules_about
 from titan.compiler.spec.report import in_order
 from titan.compiler.spec.schema import Spec
 from titan.grammar.diagnostics import Diagnostic
@@ -128,9 +129,13 @@ def _idle_choices(spec: Spec, pins: dict[str, Any]) -> list[Diagnostic]:
     if _copied(spec, pins):
         pins = {key: value for key, value in pins.items() if key != "zero"}
     found: list[Diagnostic] = []
-    if pins.get("zero") == 1 and pins.get("data", 0) * pins.get("context", 0) == 1:
-        message = "zero = 1 shards over data x context, which is 1 here, so it changes nothing"
+    if pins.get("zero", 0) > 0 and pins.get("data", 0) * pins.get("context", 0) == 1:
+        message = f"zero = {pins['zero']} shards over data x context (dp), which is 1 here, so it changes nothing"
         found.append(Diagnostic("T251", message, spec.span("parallel.zero"), severity="warning"))
+    for key, least in (("shard", 1), ("reduce", 2), ("gather", 3), ("prefetch", 3)):
+        if key in pins and pins.get("zero", 3) < least:
+            message = f"{key} = {pins[key]} is of zero >= {least}, here zero = {pins['zero']}, so it changes nothing"
+            found.append(Diagnostic("T251", message, spec.span(f"parallel.{key}"), severity="warning"))
     if pins.get("sequence_parallel") and pins.get("tensor") == 1:
         message = "sequence_parallel shards over tensor, which is 1 here, so it changes nothing"
         found.append(Diagnostic("T251", message, spec.span("parallel.sequence_parallel"), severity="warning"))

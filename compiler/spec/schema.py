@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field as Rule
 from titan.compiler.spec.cluster import Cluster, Device, Efficiency, Link
 from titan.compiler.spec.kinds import Part
-from titan.compiler.spec.model import Attention, Dense, LayerGroup, Model, Rope, RopeScaling
+from titan.compiler.spec.model import Attention, Dense, LayerGroup, Mla, Model, Moe, Rope, RopeScaling
 from titan.compiler.spec.origin import DEFAULT, Origin
 from titan.compiler.spec.train import AdamW, Train, Validation
 from titan.compiler.spec.wishes import Parallel, Wish
@@ -24,7 +24,9 @@ __all__ = [
     "Efficiency",
     "LayerGroup",
     "Link",
+    "Mla",
     "Model",
+    "Moe",
     "Objective",
     "Parallel",
     "Rope",

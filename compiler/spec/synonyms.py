@@ -23,6 +23,8 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     "gpus": ("cluster.devices_per_node", "cluster.nodes"),
     "gpus_per_node": ("cluster.devices_per_node",),
     "grad_clip": ("train.clip",),
+    "fsdp": ("parallel.zero",),
+    "hsdp": ("parallel.shard",),
     "hidden_size": ("model.hidden",),
     "intermediate_size": ("dense.ffn",),
     "layers_per_stage": ("parallel.stages",),
@@ -49,6 +51,7 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     "virtual_pipeline": ("parallel.chunks",),
     "virtual_stages": ("parallel.chunks",),
     "vocab_size": ("model.vocab",),
+    "reshard_after_forward": ("parallel.gather",),
     "zero_stage": ("parallel.zero",),
 }
 

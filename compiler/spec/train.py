@@ -68,7 +68,7 @@ class Train(Part):
     KINDS = ("train",)
     sequence: Length
     global_batch: Annotated[int, Rule(gt=0, lt=2**53), quantity("", "sequences")]
-    precision: Literal["fp32", "bf16", "fp64"] = "fp32"
+    precision: Literal["fp32", "bf16", "fp64", "fp8"] = "fp32"
     optimizer: AdamW = AdamW(learning_rate=3e-4)
     warmup_steps: Natural = 0
     steps: Annotated[Count | None, NONE_WORD] = None

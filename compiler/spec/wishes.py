@@ -65,6 +65,7 @@ class Parallel:
     context: Wish = AUTO
     tensor: Wish = AUTO
     expert: Wish = AUTO
+    expert_tensor: Wish = AUTO
     sequence_parallel: Wish = AUTO
     context_form: Wish = AUTO
     context_heads: Wish = AUTO

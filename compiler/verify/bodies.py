@@ -116,7 +116,7 @@ def _shapes(call: Call, segment: Segment) -> str:
     sizes: dict[str, int] = {}
     row, types = call.row, segment.types
     left, right = row.labels
-    free = {"p"} | ({"s", "t"} if call.operator in GATHERING else set())
+    free = {"p", *row.resizes} | ({"s", "t"} if call.operator in GATHERING else set())
     for labels, name in zip((*left, *right), (*call.operands, *call.results), strict=False):
         shape = types[name].shape
         if len(shape) != len(labels):

@@ -7,9 +7,7 @@ from titan.runtime.ring_steps import documents_backward, first_documents
 from torch import Tensor
 
 
-def forward(
-    attributes: Attributes, place: Place, q: Tensor, kv: Tensor, starts: Tensor
-) -> tuple[Tensor, ...]:
+def forward(attributes: Attributes, place: Place, q: Tensor, kv: Tensor, starts: Tensor) -> tuple[Tensor, ...]:
     """q [batch, s, heads * d]; kv [2, batch, s, kv_heads * d]; starts [batch, s] -> (out as q, lse)."""
     return first_documents(attributes, q, kv, starts)
 

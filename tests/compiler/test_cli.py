@@ -28,6 +28,22 @@ def titan(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str
     return code, out, err
 
 
+MIXTURE = """
+import clusters.local
+model {
+    vocab = 512
+    hidden = 64
+    attention = gqa { heads = 4 }
+    layers = 2 * moe { experts = 4, top_k = 2, ffn = 64 }
+    rope = { theta = 10000 }
+    max_positions = 64
+}
+cluster = local.cpu with { devices_per_node = 2 }
+train { sequence = 64, global_batch = 4, steps = 1, data = synthetic(512) }
+parallel { expert = 2 }
+"""
+
+
 @pytest.fixture(scope="module")
 def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("plans") / "quickstart.plan"
@@ -312,6 +328,14 @@ def test_diff(plan_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert (differences["train.sequence"]["first"], differences["train.sequence"]["second"]) == ("128", "64")
     assert differences["train.sequence"]["remark"] == "-50.0%"
     assert "role 0 activations bytes" in differences
+
+
+def test_a_plan_that_cannot_run_yet_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = tmp_path / "mixture.titan"
+    spec.write_text(MIXTURE)
+    assert titan(capsys, "check", str(spec))[0] == 0
+    code, _, err = titan(capsys, "run", str(spec), "--steps", "1")
+    assert code == 2 and "T630" in err and "expert_linear" in err
 
 
 # --- the small commands

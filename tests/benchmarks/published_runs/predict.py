@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from titan.compiler.cost.compute import moved_seconds, segment_seconds
-from titan.compiler.cost.machine import Machine, read_machine
+from titan.compiler.cost.compute import segment_seconds
+from titan.compiler.cost.machine import Level, Machine, read_machine
 from titan.compiler.cost.memory import communicator_count
 from titan.compiler.cost.prices import Prices
 from titan.compiler.cost.simulate import simulate
@@ -69,12 +69,17 @@ def _machine(row: Row, found: Machine, traits: Runtime, figures: Mapping[str, fl
     merged["tensor_hidden"] = merged[traits.hidden]
     domain = 72 if row.text("gpu").startswith("GB") else found.devices_per_node
     bandwidth = found.memory_bandwidth / found.figures["memory"] * merged["memory"]
-    intra = replace(found.intra, bandwidth=found.intra.bandwidth / found.figures["intra"] * merged["intra"])
-    inter = replace(found.inter, bandwidth=found.inter.bandwidth / found.figures["inter"] * merged["inter"])
-    peaks = dict(found.peaks)
+    shares = {"intra": merged["intra"], "inter": merged["unstated_inter" if traits.unstated_network else "inter"]}
+    levels = {
+        name: Level(
+            getattr(found, name).bandwidth / found.figures[name] * share,
+            merged.get(f"{name}_latency", getattr(found, name).latency),
+        )
+        for name, share in shares.items()
+    }
     return replace(
-        found, figures=merged, devices_per_node=max(domain, 1), memory_bandwidth=bandwidth, intra=intra, inter=inter,
-        peaks=peaks,
+        found, figures=merged, devices_per_node=max(domain, 1), memory_bandwidth=bandwidth, intra=levels["intra"],
+        inter=levels["inter"],
     )  # fmt: skip
 
 
@@ -123,9 +128,7 @@ class RunPrices(Prices):
         if role.pipeline not in self._near:
             blocks = [b for b in role.blocks if b.name.startswith("F.")]
             layers = sum(len(held) for held in role.layers)
-            total = sum(
-                self.price(role, i) for b in blocks for i in b.instructions if i.row.kind == "collective"
-            )
+            total = sum(self.price(role, i) for b in blocks for i in b.instructions if i.row.kind == "collective")
             self._near[role.pipeline] = total / max(layers, 1)
         return self._near[role.pipeline]
 
@@ -149,9 +152,7 @@ def _memory(plan: Plan, machine: Machine, traits: Runtime) -> tuple[int, int, in
     """(tensors, point, upper bound) of the rank that holds most."""
     sizes, worst = Sizes(plan), (0, 0, 0)
     for role in plan.roles:
-        buffers = sum(
-            b.bytes // (2 if b.kind == "gradients" and traits.narrow_gradients else 1) for b in role.buffers
-        )
+        buffers = sum(b.bytes // (2 if b.kind == "gradients" and traits.narrow_gradients else 1) for b in role.buffers)
         tensors = buffers + _activations(plan, role, sizes, traits)
         communicators = round(communicator_count(plan, role) * machine.figures["communicator_bytes"])
         point = round(tensors * (1 + machine.figures["allocator_slack"])) + communicators + machine.reserved

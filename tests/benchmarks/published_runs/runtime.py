@@ -24,6 +24,7 @@ class Runtime:
     norm              figure of the bytes that a norm moves
     hidden            figure of the share of tensor collectives that runs under matrix products
     fp8               matrix products of layers in 8 bits
+    unstated_network  the source does not say how fast nodes are joined
     """
 
     attention: str
@@ -35,6 +36,7 @@ class Runtime:
     norm: str = ""
     hidden: str = "tensor_hidden"
     fp8: bool = False
+    unstated_network: bool = False
 
 
 def runtime(row: Row) -> Runtime:
@@ -55,6 +57,9 @@ def runtime(row: Row) -> Runtime:
         norm,
         "engine_hidden" if row.source in ENGINE else "tensor_hidden",
         row.eight_bit,
+        row.number("num_gpus") > 8
+        and not re.search(r"\d+ ?Gb", row.text("inter_node"))
+        and "Selene" not in row.text("inter_node"),
     )
 
 

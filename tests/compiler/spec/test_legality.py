@@ -41,6 +41,8 @@ def test_a_good_layout_is_legal() -> None:
         ("T245", {"context": 2, "data": 1, "context_form": "ring", "context_heads": 4}, {}),
         ("T244", {"context": 2, "data": 1, "context_form": "ring"}, {"sequence": "126"}),
         ("T258", {}, {"train": "precision = fp32, separator = 1024"}),
+        ("T257", {"expert": 2}, {}),
+        ("T257", {"expert_tensor": 4}, {}),
         ("T246", {"micro_batch": 3}, {}),
         ("T247", {"stages": (4, 3)}, {}),
         ("T247", {"stages": (4, 2, 2)}, {}),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from titan.compiler.cost.mfu import model_flops
 from titan.compiler.spec.legality import check_pins
 from titan.compiler.spec.resolve import load_spec
 from titan.compiler.spec.schema import Cluster, Model
@@ -15,8 +17,22 @@ from tests.compiler.spec.writing import resolved
 
 ROOT = Path(__file__).parents[3]
 FACTS = json.loads((ROOT / "tests/fixtures/public_models.json").read_text())["models"]
+MIXTURES = json.loads((ROOT / "tests/fixtures/public_mixtures.json").read_text())["models"]
 TINY = ("llama", "gpt2", "exact", "odd_vocab")
-CLUSTERS = ("nvidia.dgx_h100", "nvidia.dgx_a100", "nvidia.dgx_h200", "nvidia.h200", "local.cpu")
+CLUSTERS = (
+    "nvidia.dgx_b200",
+    "nvidia.dgx_b300",
+    "nvidia.gb200_nvl72",
+    "nvidia.gb300_nvl72",
+    "nvidia.dgx_h800",
+    "nvidia.grand_teton",
+    "nvidia.dgx_a100_40gb",
+    "nvidia.dgx_h100",
+    "nvidia.dgx_a100",
+    "nvidia.dgx_h200",
+    "nvidia.h200",
+    "local.cpu",
+)
 
 
 def model(name: str) -> Model:
@@ -39,6 +55,17 @@ def test_models_have_the_published_shape_and_parameters(facts: dict[str, object]
     assert shape == tuple(facts[key] for key in ("hidden", "layers", "heads", "kv_heads", "head_dim"))
     assert (found.blocks[0].ffn, found.vocab, found.init_std) == (facts["ffn"], facts["vocab"], facts["init_std"])
     assert found.parameter_count() == facts["parameters"]
+
+
+@pytest.mark.parametrize("facts", MIXTURES, ids=lambda facts: str(facts["model"]))
+def test_mixtures_have_the_published_shape_and_parameters(facts: dict[str, Any]) -> None:
+    found = model(str(facts["model"]))
+    block = next(b for b in found.blocks if b.kind == "moe")
+    assert found.attention is not None and found.attention.heads == facts["heads"]
+    assert (found.hidden, found.layer_count, found.vocab) == (facts["hidden"], facts["layers"], facts["vocab"])
+    assert (block.experts, block.top_k, block.ffn) == (facts["experts"], facts["top_k"], facts["expert_ffn"])
+    assert found.parameter_count() == facts["parameters"]
+    assert model_flops(found.model_dump(), 4096).parameters == facts["parameters"]
 
 
 @pytest.mark.parametrize("facts", [f for f in FACTS if f["rope"]], ids=lambda facts: str(facts["model"]))

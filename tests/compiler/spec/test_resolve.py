@@ -142,16 +142,27 @@ MISTAKES = {
     "odd number of tokens": ("global_batch = 64", "global_batch = 1000 tokens", "T229", "1000 tokens", "896 tokens"),
     "degree zero": ("tensor = 2", "tensor = 0", "T241", "0", "1"),
     "fp16": ("precision = fp32", "precision = fp16", "T224", "fp16", "bf16"),
-    "fp8": ("precision = fp32", "precision = fp8", "T224", "fp8", "bf16"),
     "zero 4": ("tensor = 2", "zero = 4", "T224", "4", "3"),
     "another tool's schedule": ("tensor = 2", "schedule = zb_h1", "T217", "zb_h1", "zero_bubble_h1"),
     "misspelt schedule": ("tensor = 2", "schedule = dualpip", "T217", "dualpip", "dualpipe"),
     "another tool's recompute": ("tensor = 2", "recompute = block", "T217", "block", "none"),
-    "experts": ("tensor = 2", "expert = 8", "T224", "8", "1"),
+    "experts": ("tensor = 2", "expert = 0", "T241", "0", "1"),
     "regions": ("tensor = 2", "region >= 2", "T224", "2", "1"),
     "all of a list of later": ("tensor = 2", "zero in [4, 5]", "T224", "[4, 5]", "0"),
-    "mixture of experts": ("8 * dense { ffn = 192 }", "8 * moe { experts = 4 }", "T224", "moe", "dense"),
-    "latent attention": ("gqa { heads", "mla { heads", "T224", "mla", "gqa"),
+    "mixture of experts": (
+        "8 * dense { ffn = 192 }",
+        "8 * moe { experts = 4, top_k = 5, ffn = 64 }",
+        "T257",
+        "5",
+        "top_k <= 4",
+    ),
+    "a key of another block": (
+        "8 * dense { ffn = 192 }",
+        "8 * moe { experts = 4, top_k = 2, ffn = 64, biass = 1 }",
+        "T211",
+        "biass",
+        "bias",
+    ),
     "another optimizer": (
         "precision = fp32",
         "precision = fp32, optimizer = lion { learning_rate = 1 }",
@@ -184,7 +195,7 @@ def test_a_mistake_has_one_error_at_its_place(mistake: str) -> None:
 
 
 def test_all_errors_of_a_file_come_at_once_and_in_order() -> None:
-    text = spec_text("tensor = 0\n    zero = 4\n    tp = 2", sequence="0", train="precision = fp8\n    oops = 1")
+    text = spec_text("tensor = 0\n    zero = 4\n    tp = 2", sequence="0", train="precision = fp16\n    oops = 1")
     text = text.replace("hidden = 64", "hidden = none")
     found = errors(text)
     lines = [d.span.line for d in found if d.span]
@@ -294,7 +305,7 @@ def test_wishes_hold_what_they_say() -> None:
 
 
 def test_later_choices_are_dropped_from_wishes_with_a_warning() -> None:
-    spec = resolved(spec_text("zero <= 4\n expert <= 8\n schedule in [gpipe]\n recompute in [full]"))
+    spec = resolved(spec_text("zero <= 4\n region <= 8\n schedule in [gpipe]\n recompute in [full]"))
     assert codes(spec.warnings) == ["T225"] * 2
     assert spec.parallel.schedule.value == "gpipe" and spec.parallel.recompute.value == "full"
 

@@ -97,8 +97,13 @@ class Layout:
     data: int = 1
     context: int = 1
     tensor: int = 1
+    expert: int = 1
+    expert_tensor: int = 1
     micro_batch: int = 1
     zero: int = 0
+    shard: int = 0
+    gather: str = "each"
+    reduce: str = "each"
     sequence_parallel: bool = False
     context_form: str = "gathered"
     context_heads: int = 1

@@ -1,0 +1,246 @@
+"""Seconds and bytes of one layer and of the head on one rank, in closed form; identical layers are priced once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from titan.compiler.cost.compute import attention_seconds, cast_seconds, fullest, gemm_seconds, moved_seconds
+from titan.compiler.cost.machine import Machine
+from titan.compiler.cost.network import Placement, bases, collective_seconds, place, transfer_seconds
+from titan.compiler.cost.shape import Mixture, Shape
+from titan.compiler.plan.operators import DTYPE_BYTES
+
+
+class Cut(NamedTuple):
+    """What decides the price of a layer."""
+
+    tensor: int
+    context: int
+    sequence_parallel: bool
+    context_form: str
+    micro_batch: int
+    context_heads: int = 1
+    zigzag: bool = True
+    loss_rows: int = 0
+    experts: tuple[int, int, int, int] = (
+        1,
+        1,
+        1,
+        1,
+    )  # ranks on data, context, tensor that share experts; expert_tensor
+
+    @property
+    def ring(self) -> int:
+        """Ranks of a ring; 1 without one."""
+        return self.context // self.context_heads if self.context_form == "ring" else 1
+
+    @property
+    def exchange(self) -> int:
+        """Ranks that exchange heads."""
+        return {"heads": self.context, "ring": self.context_heads}.get(self.context_form, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCost:
+    """Seconds forward and backward, communication included; bytes kept until backward, and of the layer's input.
+
+    For the recompute tiers `selective` and `full`: bytes stored, seconds of a rebuild.
+    """
+
+    forward: float
+    backward: float
+    kept: int
+    entry: int
+    selective: tuple[int, float] = (0, 0.0)
+    full: tuple[int, float] = (0, 0.0)
+
+    def stored(self, tier: str) -> int:
+        return {"selective": self.selective[0], "full": self.full[0]}.get(tier, self.kept)
+
+    def rebuilt(self, tier: str) -> float:
+        return {"selective": self.selective[1], "full": self.full[1]}.get(tier, 0.0)
+
+
+@lru_cache(maxsize=4096)
+def strided(stride: int, number: int, devices_per_node: int) -> Placement:
+    """Placement of groups of `number` ranks that stand `stride` apart."""
+    outside = ((1, stride), (stride * number, devices_per_node))
+    return place(((stride, number),), bases(0, outside, devices_per_node), devices_per_node)
+
+
+class LayerPrices:
+    """Prices layers and heads of one model on one machine, and remembers them."""
+
+    def __init__(self, machine: Machine, shape: Shape) -> None:
+        self.machine, self.shape = machine, shape
+        self.size = DTYPE_BYTES[shape.dtype]
+        self.statistic = 8 if shape.dtype == "f64" else 4  # bytes of gradients and optimizer state
+        self._layers: dict[Cut, LayerCost] = {}
+        self._heads: dict[Cut, LayerCost] = {}
+
+    def layer(self, cut: Cut) -> LayerCost:
+        if cut not in self._layers:
+            self._layers[cut] = self._mean_layer(cut) if self.shape.mixtures else self._layer(cut, self.shape.ffn)
+        return self._layers[cut]
+
+    def head(self, cut: Cut) -> LayerCost:
+        """Final norm, output head and loss; `kept` are logits and their gradient."""
+        if cut not in self._heads:
+            self._heads[cut] = self._head(cut)
+        return self._heads[cut]
+
+    def _mean_layer(self, cut: Cut) -> LayerCost:
+        """Mean of the kinds of layers. Only attention, shared widths and what surrounds them is recomputed; experts and
+        their exchange are not."""
+        total, n = LayerCost(0.0, 0.0, 0, 0), self.shape.layers
+        for kind in self.shape.mixtures:
+            plain = self._layer(cut, kind.ffn)
+            forward, backward, kept = self._experts(cut, kind) if kind.experts else (0.0, 0.0, 0)
+            share = kind.count / n
+            total = LayerCost(
+                total.forward + share * (plain.forward + forward),
+                total.backward + share * (plain.backward + backward),
+                total.kept + round(share * (plain.kept + kept)),
+                plain.entry,
+                (
+                    total.selective[0] + round(share * (plain.selective[0] + kept)),
+                    total.selective[1] + share * plain.selective[1],
+                ),
+                (total.full[0] + round(share * plain.full[0]), total.full[1] + share * (plain.full[1] + forward)),
+            )
+        return total
+
+    def _experts(self, cut: Cut, kind: Mixture) -> tuple[float, float, int]:
+        """Seconds forward and backward of router, experts and exchange, and bytes kept until backward."""
+        shape, size, per_node = self.shape, self.size, self.machine.devices_per_node
+        data, context, tensor, width = cut.experts
+        tokens = cut.micro_batch * shape.sequence // cut.context
+        rows = (tokens // cut.tensor if cut.sequence_parallel else tokens) * kind.top_k
+        local = kind.experts // (data * context * tensor)
+        gathered, inner = rows * width, kind.expert_ffn // width
+        forward, backward = self._products(tokens, [(shape.hidden, kind.experts)])
+        narrow, wide = self._products(gathered // local, [(shape.hidden, inner)] * 2 + [(inner, shape.hidden)], local)
+        whole = float(rows * shape.hidden * size)
+        steps = (
+            (data, cut.tensor * cut.context), (context, cut.tensor), (tensor, 1)
+        )  # fmt: skip
+        traffic = 2 * sum(self._collective("all_to_all", strided(d, n, per_node), whole) for n, d in steps if n > 1)
+        if width > 1:
+            near = strided(1, width, per_node)
+            traffic += sum(self._collective(o, near, whole * width) for o in ("all_gather", "reduce_scatter"))
+        moved = moved_seconds(self.machine, size * (4 * rows * shape.hidden + 3 * gathered * inner))
+        kept = rows * shape.hidden + gathered * (shape.hidden + 3 * inner)
+        return forward + narrow + traffic + moved, backward + wide + traffic + 1.5 * moved, kept * size
+
+    def _layer(self, cut: Cut, width: float) -> LayerCost:
+        """A layer whose feed-forward part is `width` wide."""
+        shape, size, t = self.shape, self.size, cut.tensor
+        tokens = cut.micro_batch * shape.sequence // cut.context
+        stream = tokens // t if cut.sequence_parallel else tokens
+        queries = shape.heads * shape.head_dim // t
+        keys = max(shape.kv_heads // t, 1 if shape.kv_heads else 0) * shape.head_dim
+        inner, up = round(width / t), 2 if shape.gated else 1
+        products = [(shape.hidden, queries), (shape.hidden, keys), (shape.hidden, keys), (queries, shape.hidden)]
+        if shape.products:
+            products = [(k // (t if heads and n == shape.hidden else 1), n // (t if heads and n != shape.hidden else 1))
+                        for k, n, heads in shape.products]  # fmt: skip
+        products += [(shape.hidden, inner)] * up + [(inner, shape.hidden)]
+        forward, backward = self._products(tokens, [p for p in products if p[0] and p[1]])
+        if queries:
+            work = 2.0 * tokens * shape.sequence * queries  # two products, half of the scores visible
+            if shape.value_dim:
+                work *= (1 + shape.value_dim / shape.head_dim) / 2
+            if cut.context_form == "gathered" or not (cut.zigzag or cut.ring == 1):
+                work *= fullest(shape.sequence // cut.context, shape.sequence)
+            seen = shape.sequence // cut.ring
+            attention = attention_seconds(self.machine, work, seen, shape.dtype)
+            back_attention = attention_seconds(self.machine, 2.5 * work, seen, shape.dtype)
+            forward, backward = forward + attention, backward + back_attention
+        residual, turned, hidden = stream * shape.hidden, tokens * (queries + keys), tokens * inner
+        forward += moved_seconds(self.machine, size * (10 * residual + 2 * turned + (up + 1) * hidden))
+        backward += moved_seconds(self.machine, size * (14 * residual + 2 * turned + (2 * up + 1) * hidden))
+        near, back = self._layer_traffic(cut, tokens, queries, keys)
+        if cut.ring > 1 and queries:
+            exposed = self._ring_exposed(cut, tokens * keys, attention, back_attention)
+            near, back = near + exposed[0], back + exposed[1]
+        gathered = tokens * shape.hidden
+        whole_keys = keys * (cut.context if cut.context_form == "gathered" else 1)
+        kept = 2 * residual + 2 * gathered + tokens * (2 * queries + 2 * whole_keys + (up + 1) * inner)
+        summed = residual if t > 1 else 0  # what a sum over ranks has made is stored
+        thrifty = 2 * residual + tokens * (2 * queries + 2 * whole_keys + up * inner)
+        least = residual + summed + tokens * queries
+        light = moved_seconds(self.machine, size * (4 * residual + (up + 1) * hidden))
+        again = near / 2 if cut.sequence_parallel else 0.0
+        heavy = forward - (attention if queries else 0.0) - self._products(tokens, [(inner, shape.hidden)])[0]
+        selective, full = (thrifty * size, light + again), (least * size, heavy + again)
+        return LayerCost(forward + near, backward + back, kept * size, residual * size, selective, full)
+
+    def _products(self, tokens: int, products: list[tuple[int, int]], batch: int = 1) -> tuple[float, float]:
+        """Seconds forward and backward of linear layers (inner, outer width), `batch` of each."""
+        forward = backward = 0.0
+        dtype = self.shape.product_dtype or self.shape.dtype
+        for k, n in (p for p in products if p[0] and p[1]):
+            forward += gemm_seconds(self.machine, tokens, n, k, dtype, self.size, batch)
+            backward += gemm_seconds(self.machine, tokens, k, n, dtype, self.size, batch)
+            backward += gemm_seconds(self.machine, n, k, tokens, dtype, 8, batch)
+            if dtype != self.shape.dtype:
+                forward += cast_seconds(self.machine, batch * tokens * k)
+                backward += cast_seconds(self.machine, batch * tokens * n)
+        return forward, backward
+
+    def _layer_traffic(self, cut: Cut, tokens: int, queries: int, keys: int) -> tuple[float, float]:
+        """Seconds of collectives forward and backward: tensor regions, then the context form."""
+        near = strided(1, cut.tensor, self.machine.devices_per_node)
+        whole = float(tokens * self.shape.hidden * self.size)
+        if cut.sequence_parallel:
+            once = 2 * (self._collective("all_gather", near, whole) + self._collective("reduce_scatter", near, whole))
+        else:
+            once = 2 * self._collective("all_reduce", near, whole)
+        if cut.context == 1:
+            return once, once
+        far = strided(cut.tensor, cut.context, self.machine.devices_per_node)
+        if cut.exchange > 1:
+            far = strided(cut.tensor, cut.exchange, self.machine.devices_per_node)
+            moved = sum(
+                self._collective("all_to_all", far, tokens * w * self.size) for w in (queries, queries, keys, keys)
+            )
+            return once + moved, once + moved
+        if cut.context_form == "ring":
+            return once, once
+        gathered = float(tokens * cut.context * keys * self.size)
+        return (
+            once + 2 * self._collective("all_gather", far, gathered),
+            once + 2 * self._collective("reduce_scatter", far, gathered),
+        )
+
+    def _ring_exposed(self, cut: Cut, elements: int, forward: float, backward: float) -> tuple[float, float]:
+        """What of a ring's transfers its blocks do not hide: each step passes keys and values on while it computes;
+        backward their gradients too, in float32."""
+        far = strided(cut.tensor * cut.context_heads, cut.ring, self.machine.devices_per_node)
+        statistic = 8 if self.shape.dtype == "f64" else 4
+        found = []
+        for compute, size in ((forward, self.size), (backward, self.size + statistic)):
+            moved = 2 * transfer_seconds(self.machine, far.nodes > 1, elements * size)
+            found.append((cut.ring - 1) * max(moved - compute / cut.ring, 0.0))
+        return found[0], found[1]
+
+    def _collective(self, opcode: str, placement: Placement, whole: float) -> float:
+        return collective_seconds(self.machine, opcode, placement, whole)
+
+    def _head(self, cut: Cut) -> LayerCost:
+        shape, size = self.shape, self.size
+        tokens = cut.micro_batch * shape.sequence // cut.context
+        columns = -(-shape.vocab // cut.tensor)
+        forward, backward = self._products(tokens, [(shape.hidden, columns)])
+        logits = tokens * columns * size
+        near = strided(1, cut.tensor, self.machine.devices_per_node)
+        traffic = self._collective("all_gather", near, float(tokens * shape.hidden * size))
+        again = forward if cut.loss_rows else 0.0  # the maximum's own pass, and the logits formed again in backward
+        return LayerCost(
+            forward + again + traffic + moved_seconds(self.machine, 3.0 * logits),
+            backward + again + traffic + moved_seconds(self.machine, 3.0 * logits),
+            2 * (min(cut.loss_rows, tokens) * columns * size if cut.loss_rows else logits),
+            tokens * shape.hidden * size,
+        )

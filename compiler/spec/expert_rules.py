@@ -1,0 +1,58 @@
+"""Rules about experts and the ranks that share them."""
+
+from __future__ import annotations
+
+from titan.compiler.spec.breach import Breach, Choices
+from titan.compiler.spec.divisors import around, divisors, multiples
+from titan.compiler.spec.schema import Spec
+from titan.compiler.strategy import expert_parts
+
+
+def experts(spec: Spec, s: Choices) -> Breach | None:
+    experts = spec.model.experts
+    if s.expert == 1:
+        return None
+    if not experts:
+        return Breach(f"expert = {s.expert} shares out experts, and the model has none", "expert", ("expert = 1",))
+    facts = ((f"experts = {experts}", "model.layers"),)
+    if experts % s.expert:
+        near = tuple(f"expert = {e}" for e in around(divisors(experts), s.expert))
+        return Breach(f"expert = {s.expert} does not divide {experts} experts", "expert", near, facts)
+    if s.expert_tensor == 1 and s.tensor > 1 and (s.expert % s.tensor or not s.sequence_parallel):
+        message = f"with expert_tensor = 1 the {s.tensor} tensor ranks share experts, so expert = {s.expert} must be a"
+        message += " multiple of tensor, and sequence_parallel true"
+        return Breach(message, "expert", (f"expert = {s.tensor}", f"expert_tensor = {s.tensor}"), facts)
+    width, among = (
+        (s.shard if s.zero and 1 <= s.shard < s.data else s.data),
+        expert_parts(s.expert, s.expert_tensor, s.context, s.tensor)[0],
+    )
+    if width % among:
+        message = f"expert = {s.expert} leaves {among} of its ranks to the data axis, which do not divide {width}"
+        near = tuple(f"expert = {s.expert // among * d}" for d in around(divisors(width), among))
+        return Breach(message, "expert", near, facts)
+    return None
+
+
+def expert_tensor(spec: Spec, s: Choices) -> Breach | None:
+    if s.expert_tensor not in (1, s.tensor):
+        near = ("expert_tensor = 1", f"expert_tensor = {s.tensor}")
+        return Breach(f"expert_tensor = {s.expert_tensor} must be 1 or tensor = {s.tensor}", "expert_tensor", near)
+    for group in spec.model.layers:
+        if group.block.kind == "moe" and group.block.ffn % s.expert_tensor:
+            message = f"expert_tensor = {s.expert_tensor} does not divide the experts' width {group.block.ffn}"
+            return Breach(message, "expert_tensor", ("expert_tensor = 1",))
+    return None
+
+
+def slots(spec: Spec, s: Choices) -> Breach | None:
+    """Every rank sends the same number of tokens of a sequence to every expert: that is what fixes the plan's sizes."""
+    parts = s.context * (s.tensor if s.sequence_parallel else 1)
+    for group in spec.model.layers:
+        block = group.block
+        if block.kind == "moe" and spec.train.sequence // parts * block.top_k % block.experts:
+            tokens = spec.train.sequence // parts
+            message = f"{tokens} tokens of a sequence on a rank x top_k {block.top_k} are not a multiple of"
+            message += f" {block.experts} experts"
+            near = tuple(f"sequence = {m}" for m in multiples(spec.train.sequence, parts * block.experts))
+            return Breach(message, "train.sequence", near, ((f"{parts} ranks share a sequence", "parallel.context"),))
+    return None
