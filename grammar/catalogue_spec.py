@@ -360,7 +360,7 @@ ROWS: tuple[Code, ...] = (
     Code(
         "T257",
         "experts do not fit the ranks",
-        "expert divides the experts and lies inside data x context x tensor; a rank sends each expert equally many tokens.",
+        "expert divides the experts and lies inside data x context x tensor; a rank sends each expert as many tokens.",
         "An expert degree that does not divide, or too few tokens per rank for so many experts.",
         "layers = 8 * moe { experts = 64, top_k = 8, ffn = 512 }   and expert = 48",
         "Take one of the degrees shown, or a longer sequence.",

@@ -1,7 +1,7 @@
 """Codes T7xx: findings of the verifier.
 
-T70x declarations, T71x registers, T72x matching, T73x progress, T74x gradients, T75x data, T76x layouts, T77x memory, T78x recompute
-tiers.
+T70x declarations, T71x registers, T72x matching, T73x progress, T74x gradients, T75x data, T76x layouts, T77x memory,
+T78x recompute tiers.
 A plan that `titan plan` wrote has none of them; they tell of a pass with an error, or of a plan made elsewhere.
 """
 

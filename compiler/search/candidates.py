@@ -50,7 +50,7 @@ def price(spec: Spec, estimator: Estimator, space: Space, limit: int) -> tuple[l
     memory (recompute, sharding of gradients and parameters) that fit.
 
     No way to save memory makes the body of a step faster, so its time bounds what can become of a candidate: ways to
-    save are tried best bound first, until `KEPT` fitting ones are faster than every bound left. The rest stays as it is.
+    save are tried best bound first, until `KEPT` fitting ones are faster than every bound left. The rest stays.
     """
     priced = [Candidate(s, estimator.estimate(s, NEAR * limit)) for s in space.candidates]
     fitting = sorted((c for c in priced if c.estimate.memory <= limit), key=lambda c: c.key)

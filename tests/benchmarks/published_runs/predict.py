@@ -95,7 +95,7 @@ def _scored(segment: Segment, again: bool) -> Segment:
     values = dict(segment.values)
     for call in segment.body:
         if call.operator == "attention":
-            out, lse = call.results
+            _, lse = call.results
             call = replace(call, operator="attention_scores")
             (_, (_, shape)) = call.row.typing(dict(call.attributes), tuple(values[o] for o in call.operands))
             values[lse] = TensorType("u8", (1,) if again else shape)
