@@ -27,7 +27,7 @@ from titan.compiler.verify.proofs import verify
 from titan.runtime.data import SyntheticSource
 from titan.runtime.loopback import run_loopback
 
-from tests.benchmarks import mutation_headers
+from tests.benchmarks import mutation_headers, mutation_values  # noqa: F401  (their operators join the table)
 from tests.benchmarks.mutation import OPERATORS, Mutant, mutants
 from tests.compiler.verify.tiny import KINDS, plan
 

@@ -38,6 +38,13 @@ class Predicted:
     point: int
     upper: int
     device: int
+    slack: float
+
+    def held(self, kind: str) -> float:
+        """What a source of this kind reports: tensors, what the allocator has reserved for them, or all of it."""
+        if "allocated" in kind or "as reported" in kind:
+            return self.tensors
+        return self.tensors * (1 + self.slack) if "reserved" in kind else self.point
 
 
 def predict(row: Row, figures: Mapping[str, float] | None = None, memory_only: bool = False) -> Predicted:
@@ -48,7 +55,7 @@ def predict(row: Row, figures: Mapping[str, float] | None = None, memory_only: b
     few, more = 3 * strategy.pipeline, 4 * strategy.pipeline
     number = strategy.micro_batches
     counts = (number,) if number <= more else (few, more)
-    plans = [traced(lower(*shortened(strategy, spec, count)), traits) for count in counts[:1] if True]
+    plans = [traced(lower(*shortened(strategy, spec, count)), traits) for count in counts[:1]]
     seconds = 0.0
     if not memory_only:
         plans += [traced(lower(*shortened(strategy, spec, count)), traits) for count in counts[1:]]
@@ -57,7 +64,7 @@ def predict(row: Row, figures: Mapping[str, float] | None = None, memory_only: b
         whole = strategy.data * strategy.micro_batch * number
         seconds *= row.number("global_batch_seqs") / whole
     tensors, point, upper = _memory(plans[0], machine, traits)
-    return Predicted(seconds, tensors, point, upper, machine.memory)
+    return Predicted(seconds, tensors, point, upper, machine.memory, machine.figures["allocator_slack"])
 
 
 def _machine(row: Row, found: Machine, traits: Runtime, figures: Mapping[str, float]) -> Machine:

@@ -12,7 +12,7 @@ from titan.compiler.plan.program import Block, BlockCall, Plan, Role
 from titan.compiler.verify.proofs import PROOFS, verify
 from titan.grammar.catalogue_verify import ROWS
 
-from tests.benchmarks import mutation_headers  # noqa: F401  (its operators join the table)
+from tests.benchmarks import mutation_headers, mutation_values  # noqa: F401  (their operators join the table)
 from tests.benchmarks.mutants import sample
 from tests.benchmarks.mutation import mutants, with_block, with_role
 from tests.compiler.verify.tiny import KINDS, plan

@@ -1,0 +1,104 @@
+"""Errors of predictions: per source and overall, and how honest they are (each source with figures from the others)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import mean, median
+from typing import Any
+
+from titan.compiler.cost.memory import verdict
+
+from tests.benchmarks.published_runs.predict import Predicted
+from tests.benchmarks.published_runs.rows import Row
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A row beside its prediction."""
+
+    row: Row
+    predicted: Predicted
+
+    @property
+    def time_error(self) -> float | None:
+        measured = self.row.step_time
+        return self.predicted.seconds / measured - 1 if measured else None
+
+    @property
+    def memory_error(self) -> float | None:
+        """Against tensors where the source counts these, else against all that a device holds."""
+        measured = self.row.memory
+        return self.predicted.held(self.row.text("mem_kind")) / measured - 1 if measured else None
+
+    @property
+    def verdict(self) -> str:
+        return verdict(self.predicted.point, self.predicted.upper, self.predicted.device)
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """Linear between neighbours."""
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+
+
+def errors(found: Iterable[tuple[str, float]]) -> dict[str, Any]:
+    """`found`: (source, relative error)."""
+    by_source: dict[str, list[float]] = defaultdict(list)
+    for source, error in found:
+        by_source[source].append(error)
+    everything = [error for listed in by_source.values() for error in listed]
+    return {**_errors(everything), "by_source": {name: _errors(listed) for name, listed in sorted(by_source.items())}}
+
+
+def _errors(listed: list[float]) -> dict[str, Any]:
+    if not listed:
+        return {"rows": 0, "median_abs_pct": None, "mean_abs_pct": None, "p90_abs_pct": None, "bias_pct": None}
+    sizes = [abs(e) for e in listed]
+    return {
+        "rows": len(listed),
+        "median_abs_pct": round(100 * median(sizes), 2),
+        "mean_abs_pct": round(100 * mean(sizes), 2),
+        "p90_abs_pct": round(100 * quantile(sizes, 0.9), 2),
+        "bias_pct": round(100 * mean(listed), 2),
+    }
+
+
+def headline(row: Row) -> bool:
+    """Rows that are complete and trustworthy, in 16 bits."""
+    return row.priority == "1" and not row.eight_bit
+
+
+def times(compared: Sequence[Compared], only_headline: bool = True) -> dict[str, Any]:
+    chosen = [c for c in compared if c.time_error is not None and (headline(c.row) or not only_headline)]
+    worst = sorted(chosen, key=lambda c: -abs(c.time_error or 0.0))[:10]
+    listed = [
+        {"row": c.row.key, "measured_s": c.row.step_time, "predicted_s": round(c.predicted.seconds, 4),
+         "error_pct": round(100 * (c.time_error or 0.0), 1)}
+        for c in worst
+    ]  # fmt: skip
+    return {**errors((c.row.source, c.time_error or 0.0) for c in chosen), "worst": listed}
+
+
+def memories(compared: Sequence[Compared], only_headline: bool = True) -> dict[str, Any]:
+    chosen = [c for c in compared if c.memory_error is not None and (c.row.priority == "1" or not only_headline)]
+    return errors((c.row.source, c.memory_error or 0.0) for c in chosen)
+
+
+def fits(successful: Sequence[Compared], failed: Sequence[Compared]) -> dict[str, Any]:
+    """How often the verdict is right for runs that ran out of memory and for runs that did not."""
+
+    def share(compared: Sequence[Compared], word: str) -> float | None:
+        return round(100 * mean(c.verdict == word for c in compared), 2) if compared else None
+
+    return {
+        "oom_rows": len(failed),
+        "oom_called_fits_pct": share(failed, "fits"),
+        "oom_called_at_risk_pct": share(failed, "at risk"),
+        "ok_rows": len(successful),
+        "ok_called_not_fit_pct": share(successful, "does not fit"),
+    }
