@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from titan.compiler.graph.build import COMPUTE_DTYPE, build
 from titan.compiler.graph.model_graph import Convert, ModelGraph
+from titan.compiler.passes.ahead import Orders, ahead, kept
 from titan.compiler.passes.blocks import BlockWriter, Chunk, Names
 from titan.compiler.passes.buckets import buckets, home_groups, parameter_names, shard_degree
 from titan.compiler.passes.interleave import interleave
@@ -50,7 +51,19 @@ def lower(spec: Spec, strategy: Strategy) -> Plan:
     forwards = transfers(forward_only(order, strategy.micro_batches), window, "E")
     gathers = Choices(strategy.gather == "once", strategy.prefetch)
     roles = tuple(
-        _role(rank, order, chunks, writer, found, mesh, statistics_dtype(dtype), bodies[rank], forwards[rank], gathers)
+        _role(
+            rank,
+            order,
+            chunks,
+            writer,
+            found,
+            mesh,
+            statistics_dtype(dtype),
+            bodies[rank],
+            forwards[rank],
+            gathers,
+            strategy.late_check,
+        )
         for rank in range(strategy.pipeline)
     )
     segments = tuple(step for part in graph.parts for step in part.steps if isinstance(step, Segment))
@@ -105,6 +118,7 @@ def _role(
     body: tuple[BlockCall, ...],
     forwards: tuple[BlockCall, ...],
     gathers: Choices,
+    late_check: bool,
 ) -> Role:
     held = tuple(c for c in chunks if order.placement[c.number] == rank)
     mine = tuple(b for b in found if rank in b.homes)
@@ -130,7 +144,14 @@ def _role(
     if holds_loss:
         buffers = (*buffers, Buffer("b.loss", "metric", statistic, 1))
     layers = tuple(tuple(layer for _, layer in c.chain if layer is not None) for c in held)
-    return Role(rank, layers, buffers, (*blocks, *closing, last), (("train", train), ("evaluate", evaluate)))
+    blocks = [*blocks, *closing, last]
+    orders: Orders = (("train", train), ("evaluate", evaluate))
+    if late_check:
+        more, others = ahead(mine, train)
+        blocks, orders = [*blocks, *more], (*orders, *others)
+        degrees = {b.name: shard_degree(b.shards, b.homes, mesh) if b.sharded else 1 for b in mine}
+        buffers = (*buffers, *(kept(bucket, statistic, degrees[bucket.name]) for bucket in mine))
+    return Role(rank, layers, buffers, tuple(blocks), orders)
 
 
 def _pairs(blocks: list[Block], body: tuple[BlockCall, ...]) -> list[Block]:

@@ -38,6 +38,7 @@ class Strategy:
     micro_batch        sequences per micro-batch and data rank
     stages             layers of each chunk of one copy of the model, in model order; the schedule places the chunks
     wished_chunks      chunks per rank before the stages are known; 0: as many as the schedule usually has
+    late_check         whether optimizer steps are taken before the norm is known, and checked under the next step
     written_order      an order that no schedule's rule makes: found for this model, or read from a file
     reasons            (field, origin, sentence): origin is user, default or search
     """
@@ -68,6 +69,7 @@ class Strategy:
     prefetch: int = 1
     expert: int = 1
     expert_tensor: int = 1
+    late_check: bool = False
 
     @property
     def world_size(self) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Generator
 from typing import Protocol
 
 from titan.grammar.diagnostics import Diagnostic, TitanError
-from titan.runtime.interpreter import Executable, StepReport
+from titan.runtime.interpreter import StepReport
 from titan.runtime.transport.base import Handle
 
 _SPIN = 1e-3  # seconds of a wait in which only the core is yielded
@@ -35,7 +35,20 @@ class Aborted(TitanError):
         super().__init__(Diagnostic("T614", message), exit_code=1)
 
 
-def drive(executable: Executable, step: int, flag: AbortFlag | None = None) -> StepReport:
+class Program(Protocol):
+    """What can be driven: an executable, or several that take turns."""
+
+    rank: int
+
+    @property
+    def position(self) -> int: ...
+
+    def describe(self, position: int) -> str: ...
+
+    def run(self, step: int) -> Generator[Handle, None, StepReport]: ...
+
+
+def drive(executable: Program, step: int, flag: AbortFlag | None = None) -> StepReport:
     """Runs one step to its end. Raises Aborted when the flag is raised during a wait or a peer's connection is lost."""
     run = executable.run(step)
     try:
@@ -67,7 +80,7 @@ def _settled(handle: Handle, flag: AbortFlag | None) -> bool:
             handle.settle(_SLEEP)
 
 
-def _aborted(executable: Executable, reason: str) -> Aborted:
+def _aborted(executable: Program, reason: str) -> Aborted:
     position = executable.position
     return Aborted(executable.rank, position, executable.describe(position), reason)
 

@@ -107,7 +107,7 @@ class BucketOptimizer:
         self._training = Training.of(plan)
         self._state = state
         start, stop = own_range(plan, bucket, state.coordinates)
-        moments = state.moments[bucket.name]
+        moments = self._moments = state.moments[bucket.name]
         self._own = held_slice(plan, bucket, state, "p", start, stop)
         self._master = moments.master
         gradient = held_slice(plan, bucket, state, "g", start, stop)
@@ -124,6 +124,21 @@ class BucketOptimizer:
             moments.exp_avg[start:stop],
             moments.exp_avg_sq[start:stop],
         )
+
+    def keep(self, into: Tensor) -> None:
+        """Copies parameters (or masters) and moments of the own range, one after the other."""
+        for row, part in zip(into.view(3, -1), self._parts(), strict=True):
+            row.copy_(part)
+
+    def restore(self, kept: Tensor) -> None:
+        """Brings back what `keep` has copied, to the bit."""
+        for row, part in zip(kept.view(3, -1), self._parts(), strict=True):
+            part.copy_(row)
+        if self._master is not None:
+            self._own.copy_(self._master)
+
+    def _parts(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self._own if self._master is None else self._master, self._moments.exp_avg, self._moments.exp_avg_sq
 
     def step(self, step: int, norm: float) -> None:
         """One update of the own range; `norm` is that of the whole model's gradient, before clipping."""

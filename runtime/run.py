@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from titan.grammar.diagnostics import Diagnostic, TitanError
 from titan.runtime import checkpoint
-from titan.runtime.drive import drive
+from titan.runtime.ahead import Ahead, Settled
+from titan.runtime.drive import Program, drive
 from titan.runtime.interpreter import Executable, usual
 from titan.runtime.optimizer import Training
 from titan.runtime.state import allocate
@@ -77,11 +78,14 @@ class RankRun:
                 plan, rank, transport, self.state, source, order, delay=recorder, watermark=partial(_policy, job, rank)
             )
 
-        self.training = bind(job.source, "train")
-        self.evaluation = None if job.validation is None else bind(job.validation, "evaluate")
-        self.current, self.step = self.training, job.first
-        self._tokens = int(plan.setting("train.global_batch")) * int(plan.setting("train.sequence"))
         self._rates = Training.of(plan)
+        late = bool(plan.setting("strategy", {}).get("late_check"))
+        self._ahead = Ahead(partial(bind, job.source), self._rates) if late else None
+        self.training: Program = self._ahead or bind(job.source, "train")
+        self.evaluation = None if job.validation is None else bind(job.validation, "evaluate")
+        self.current: Program = self.training
+        self.step = job.first
+        self._tokens = int(plan.setting("train.global_batch")) * int(plan.setting("train.sequence"))
         self._last_saved = job.first if job.saved is not None else -1
 
     def run(self) -> None:
@@ -105,24 +109,38 @@ class RankRun:
             self._validate(done)
         self._end(done, stopped)
 
-    def _drive(self, executable: Executable, step: int) -> StepReport:
+    def _drive(self, executable: Program, step: int) -> StepReport:
         self.current, self.step = executable, step
-        self.world.control.mark(self.world.rank, step, executable.order)
+        order = "evaluate" if executable is self.evaluation else "train"
+        self.world.control.mark(self.world.rank, step, order)
         return drive(executable, step, self.world.control)
 
     def _step(self, step: int) -> None:
         start = time.perf_counter()
         report = self._drive(self.training, step)
         seconds = time.perf_counter() - start
+        for certain in (report,) if self._ahead is None else self._ahead.take():
+            self._record(certain, seconds)
+
+    def _settle(self, done: int) -> None:
+        """Before the state is looked at: a step that was taken ahead of its check becomes certain."""
+        if self._ahead is None:
+            return
+        start = time.perf_counter()
+        drive(Settled(self._ahead), done, self.world.control)
+        for certain in self._ahead.take():
+            self._record(certain, time.perf_counter() - start)
+
+    def _record(self, report: StepReport, seconds: float) -> None:
         if self.world.rank != 0:
             return
         self.emit(
             {
                 "event": "step",
-                "step": step + 1,
+                "step": report.step + 1,
                 "loss": report.loss,
                 "grad_norm": report.grad_norm,
-                "learning_rate": self._rates.learning_rate_at(step),
+                "learning_rate": self._rates.learning_rate_at(report.step),
                 "step_time_s": seconds,
                 "tokens_per_s": self._tokens / seconds,
                 "register_peak_bytes": report.peak_bytes,
@@ -135,6 +153,7 @@ class RankRun:
         """Mean held-out loss over the batches, which hold equally many labels each."""
         if self.evaluation is None:
             return
+        self._settle(done)
         start = time.perf_counter()
         losses = [self._drive(self.evaluation, batch).loss for batch in range(self.job.validation_batches)]
         if self.world.rank == 0:
@@ -143,6 +162,7 @@ class RankRun:
             self.emit({"event": "validation", "step": done, "validation_loss": mean, "seconds": seconds})
 
     def _save(self, done: int) -> None:
+        self._settle(done)
         if done == self._last_saved:
             return
         start = time.perf_counter()

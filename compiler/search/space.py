@@ -178,7 +178,7 @@ def _of_mesh(spec: Spec, mesh: tuple[int, int, int, int]) -> tuple[list[Strategy
                 some = Strategy(
                     1, pipeline, data, context, tensor, parallel, form, 0, name, recompute[0], b, batch // b,
                     stages, wished_chunks=chunks, context_heads=heads, context_order=order,
-                    loss_rows=loss_rows(spec, b, context, tensor),
+                    loss_rows=loss_rows(spec, b, context, tensor), late_check=spec.parallel.late_check.value is True,
                 )  # fmt: skip
                 some = replace(some, **options[0])
                 for expert, width in experts(spec, some):

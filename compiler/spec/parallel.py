@@ -51,6 +51,7 @@ CHOICES: dict[str, Choice] = {
     "chunks": Choice("degree"),
     "recompute": Choice("word", ("none", "selective", "full", "adaptive")),
     "micro_batch": Choice("degree"),
+    "late_check": Choice("flag", (True, False)),
     "stages": Choice("stages"),
 }
 _OTHER_WORDS = {

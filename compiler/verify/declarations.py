@@ -27,6 +27,7 @@ _REQUIRED = {
     "watermark": ("begin",),
     "recompute": ("tier",),
 }
+_STEPS = {"": (2, 2), "ahead": (1, 3), "undo": (1, 2)}  # moment -> operands read and updated
 _CHOICES = {
     "op": ("sum", "max"),
     "mode": ("all_reduce", "reduce_scatter", "all_reduce_shard"),
@@ -55,7 +56,7 @@ _OPERANDS: dict[str, tuple[tuple[int, int], tuple[int, int], tuple[int, int]]] =
     "reduce_grad": ((1, 1), (0, 1), (1, 1)),
     "report": ((0, 0), (1, 1), (0, 0)),
     "grad_norm": ((1, 1), (1, 1 << 30), (0, 0)),
-    "optimizer_step": ((0, 0), (2, 2), (2, 2)),
+    "optimizer_step": ((0, 0), (1, 2), (2, 3)),
     "zero_grad": ((0, 0), (0, 0), (1, 1)),
 }
 
@@ -129,6 +130,10 @@ def _form(instruction: Instruction) -> str:
     if bool(instruction.group) != (row.kind in _GROUPED or instruction.opcode in _IN_PLACE):
         return f"{instruction.opcode} names {'no group' if not instruction.group else 'a group'}"
     given = dict(instruction.attributes)
+    if instruction.opcode == "optimizer_step":
+        wanted = _STEPS.get(str(given.get("moment", "")))
+        if wanted != (len(instruction.reads), len(instruction.updates)):
+            return f"a step of moment `{given.get('moment', '')}` has other operands"
     for key in _REQUIRED.get(instruction.opcode, ()):
         if key not in given:
             return f"{instruction.opcode} lacks `{key}`"
@@ -255,6 +260,8 @@ def declarations(plan: Plan) -> list[Finding]:
             found.append(
                 Finding("T702", f"the role lacks {sorted(missing)} or has two blocks of one name", role.pipeline)
             )
+        if {name for name, _ in role.orders} != {name for name, _ in plan.roles[0].orders}:
+            found.append(Finding("T702", "the role has other orders than the first", role.pipeline))
         found += _buffers(plan, role)
         found += _role(plan, role, names)
     return found + _buckets(plan, names)

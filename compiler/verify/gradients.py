@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from titan.compiler.plan.program import Plan, Role
 from titan.compiler.plan.segment import bind, parse_unit
+from titan.compiler.verify.ahead import ahead
 from titan.compiler.verify.findings import MOST, Finding, at
 from titan.compiler.verify.flow import Flow
 from titan.compiler.verify.loss import BUFFER, loss
@@ -186,4 +187,4 @@ def gradients(plan: Plan) -> list[Finding]:
             found += _steps(plan, role)
     for listed in programs.values():
         found += _everywhere(plan, listed)
-    return found
+    return found + ahead(plan)

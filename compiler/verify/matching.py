@@ -211,7 +211,7 @@ def matching(plan: Plan) -> list[Finding]:
         findings += wrong
     if findings:
         return findings[:MOST]
-    for order in ("train", "evaluate"):
+    for order, _ in plan.roles[0].orders:
         unrolled = {role.pipeline: _unroll(role, order, events[role.pipeline]) for role in plan.roles}
         findings += _collectives(plan, unrolled) + _transfers(plan, unrolled)
         if not findings:

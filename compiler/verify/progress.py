@@ -222,7 +222,7 @@ def progress(plan: Plan) -> list[Finding]:
     """Findings of proof (c): at most one deadlock for each order."""
     findings = [finding for role in plan.roles for finding in ring_progress(role)]
     actions = {role.pipeline: _actions(plan, role) for role in plan.roles}
-    for order in ("train", "evaluate"):
+    for order, _ in plan.roles[0].orders:
         run = _Run([_Program(role, order, actions[role.pipeline]) for role in plan.roles])
         run.execute()
         blocked = [program for program in run.programs if program.blocked is not None]

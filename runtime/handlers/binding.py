@@ -20,6 +20,8 @@ from titan.runtime.state import State
 from titan.runtime.transport.base import Channel, Communicator, Handle, Transport
 from torch import Tensor
 
+_COUNTED = {"train": 1, "update": 1, "undo": -1}  # optimizer steps that a run of an order adds
+
 Action = Callable[[], Handle | None]
 
 
@@ -42,7 +44,7 @@ class Binding:
         self.plan, self.rank, self.transport, self.state = plan, rank, transport, state
         separator = plan.setting("train.separator")
         self.source = source if separator is None else Documents(source, int(separator))
-        self.training = order == "train"
+        self.order, self.training = order, order in ("train", "body")
         self.capture = capture
         self.coordinates = plan.mesh.coordinates(rank)
         self.registers = Registers(plan, state.buffers, tiers)
@@ -115,8 +117,8 @@ class Binding:
     def end(self) -> dict[str, float]:
         """Reported values of the step just run; counts the update."""
         found = {name: float(value) for name, value in self.reports.items()}
-        if self.training and not self.skipped:
-            self.state.updates += 1
+        if not self.skipped:
+            self.state.updates += _COUNTED.get(self.order, 0)
         return found
 
     def finite(self, squares: Tensor) -> float | None:

@@ -106,7 +106,10 @@ def grad_norm(binding: Binding, instruction: Instruction) -> Action:
 
 
 def optimizer_step(binding: Binding, instruction: Instruction) -> Action:
-    """Operands: the bucket's gradient and the squared norm of the whole model's."""
+    """Operands: the bucket's gradient and the squared norm of the whole model's. Ahead of the norm the step keeps what
+    it changes; `undo` brings that back."""
+    if instruction.attribute("moment"):
+        return _unchecked_step(binding, instruction)
     gradient, squares = instruction.reads
     bucket = _bucket(binding, gradient)
     for name in (gradient, *instruction.updates):
@@ -123,6 +126,28 @@ def optimizer_step(binding: Binding, instruction: Instruction) -> Action:
             optimizer.step(binding.step, norm)
 
     return run
+
+
+def _unchecked_step(binding: Binding, instruction: Instruction) -> Action:
+    for name in (*instruction.reads, *instruction.updates):
+        binding.registers.buffer(name)
+    bucket, moment = _bucket(binding, instruction.reads[0]), instruction.attribute("moment")
+    optimizer = BucketOptimizer(binding.plan, bucket, binding.state)
+    keep = binding.state.buffers[f"k.{bucket.name}"]
+    capture, flat = binding.capture, binding.state.buffers[f"g.{bucket.name}"]
+
+    def ahead() -> None:
+        if capture is not None:
+            capture(bucket.name, flat)
+        optimizer.keep(keep)
+        optimizer.step(binding.step, 0.0)
+
+    def undo() -> None:
+        optimizer.restore(keep)
+
+    if moment not in ("ahead", "undo"):
+        raise ProgramError(f"moment is {moment}, must be ahead or undo")
+    return ahead if moment == "ahead" else undo
 
 
 def zero_grad(binding: Binding, instruction: Instruction) -> Action:
