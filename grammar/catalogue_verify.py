@@ -209,6 +209,14 @@ ROWS: tuple[Code, ...] = (
         "tier selective drops inner and stores neither gate nor up",
     ),
     _row(
+        "T770",
+        "too much memory",
+        "Buffers, live registers and workspace of every role stay below the plan's memory limit.",
+        "the role needs 81 GB, the limit is 74 GB",
+        "The plan was made for devices with more memory.",
+        "Plan again with more recomputation, sharding or devices.",
+    ),
+    _row(
         "T780",
         "tier that is not chosen",
         "An instruction depends on a recompute tier that a watermark has chosen before and nothing has freed.",
@@ -231,13 +239,5 @@ ROWS: tuple[Code, ...] = (
         "tier that stores more",
         "A lower tier stores a part of what the tier before stores, so that a frame can be demoted at any time.",
         "tier full stores h.l3:i, tier selective does not",
-    ),
-    _row(
-        "T770",
-        "too much memory",
-        "Buffers, live registers and workspace of every role stay below the plan's memory limit.",
-        "the role needs 81 GB, the limit is 74 GB",
-        "The plan was made for devices with more memory.",
-        "Plan again with more recomputation, sharding or devices.",
     ),
 )

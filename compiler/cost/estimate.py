@@ -111,7 +111,8 @@ class Estimator(LayerPrices):
         layer, head, loads = self.layer(cut), self.head(cut), self._rank_layers(s)
         ends = (head.forward + head.backward) / SCHEDULES[s.schedule].copies
         stage = ceil(max(loads)) if loads else self.bottleneck(s.pipeline, layer.forward + layer.backward, ends)
-        return self._pipeline_part(replace(s, recompute="none"), stage, loads)
+        plain = s if s.recompute == "none" else replace(s, recompute="none")
+        return self._pipeline_part(plain, stage, loads)
 
     def pipeline_part(self, s: Strategy) -> float:
         """Seconds of the body of a step in closed form, for known stages: forwards, backwards, and waiting for them."""

@@ -28,6 +28,7 @@ class _Builder:
     vocab: int
     narrow: str = ""  # dtype in which products of layers are formed, where it is not that of their operands
     packed: bool = False  # several documents share a sequence
+    pieces: int = 1  # of a sequence, between ranks: experts' slots are whole on each
     values: dict[str, Value] = field(default_factory=dict)
     ops: list[Op] = field(default_factory=list)
 
@@ -179,7 +180,7 @@ def _mixture(b: _Builder, x: str, block: Moe, inner: str) -> str:
     normed = b.norm(x, "ffn_in", ".ffn_norm")
     logits = b.linear(normed, "router", ".ffn.router", ("router", experts), hidden, False)
     weights = b.op("route", "weights", (logits,), "top_k", block.top_k, top_k=block.top_k)
-    slots = b.sequence * block.top_k // experts
+    slots = b.pieces * -(-b.sequence // b.pieces * block.top_k // experts)
     chosen = (("experts", experts), ("top_k", block.top_k))
 
     def product(source: str, result: str, out: tuple[str, int], width: tuple[str, int]) -> str:
@@ -281,9 +282,10 @@ def build(spec: Spec, strategy: Strategy, mesh: Mesh) -> ModelGraph:
     vocab = padded_vocab(model.vocab, strategy.tensor)
 
     def builder() -> _Builder:
+        pieces = strategy.context * (strategy.tensor if strategy.sequence_parallel else 1)
         narrow = "f8" if spec.train.precision == "fp8" else ""
         batch, packed = strategy.micro_batch * strategy.data, spec.train.separator is not None
-        return _Builder(model, dtype, batch, spec.train.sequence, vocab, narrow, packed)
+        return _Builder(model, dtype, batch, spec.train.sequence, vocab, narrow, packed, pieces)
 
     inner = "expert_ffn" if strategy.expert_tensor == 1 else "ffn"
     kinds: dict[Dense | Moe, int] = {}

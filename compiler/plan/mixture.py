@@ -41,10 +41,10 @@ def route_type(attributes: Mapping[str, Attribute], ins: tuple[TensorType, ...])
 
 
 def dispatch_type(attributes: Mapping[str, Attribute], ins: tuple[TensorType, ...]) -> tuple[tuple[str, Shape], ...]:
-    """Slots of every expert: as many tokens as it receives when all experts are used alike."""
+    """Slots of every expert: as many tokens as it receives when all are used alike, rounded up."""
     batch, sequence, width = ins[0].shape
     experts = int(attributes["experts"])
-    return ((ins[0].dtype, (experts, batch, sequence * int(attributes["top_k"]) // experts, width)),)
+    return ((ins[0].dtype, (experts, batch, -(-sequence * int(attributes["top_k"]) // experts), width)),)
 
 
 def expert_type(attributes: Mapping[str, Attribute], ins: tuple[TensorType, ...]) -> tuple[tuple[str, Shape], ...]:

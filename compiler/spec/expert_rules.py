@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from titan.compiler.spec.breach import Breach, Choices
-from titan.compiler.spec.divisors import around, divisors, multiples
+from titan.compiler.spec.divisors import around, divisors
 from titan.compiler.spec.schema import Spec
 from titan.compiler.strategy import expert_parts
 
@@ -41,18 +41,4 @@ def expert_tensor(spec: Spec, s: Choices) -> Breach | None:
         if group.block.kind == "moe" and group.block.ffn % s.expert_tensor:
             message = f"expert_tensor = {s.expert_tensor} does not divide the experts' width {group.block.ffn}"
             return Breach(message, "expert_tensor", ("expert_tensor = 1",))
-    return None
-
-
-def slots(spec: Spec, s: Choices) -> Breach | None:
-    """Every rank sends the same number of tokens of a sequence to every expert: that is what fixes the plan's sizes."""
-    parts = s.context * (s.tensor if s.sequence_parallel else 1)
-    for group in spec.model.layers:
-        block = group.block
-        if block.kind == "moe" and spec.train.sequence // parts * block.top_k % block.experts:
-            tokens = spec.train.sequence // parts
-            message = f"{tokens} tokens of a sequence on a rank x top_k {block.top_k} are not a multiple of"
-            message += f" {block.experts} experts"
-            near = tuple(f"sequence = {m}" for m in multiples(spec.train.sequence, parts * block.experts))
-            return Breach(message, "train.sequence", near, ((f"{parts} ranks share a sequence", "parallel.context"),))
     return None

@@ -18,7 +18,7 @@ from titan.compiler.spec.context_rules import (
 )
 from titan.compiler.spec.degrees import AXES, shared_width, tensor_degrees
 from titan.compiler.spec.divisors import around, divisors, even_stages, factorisation, multiples
-from titan.compiler.spec.expert_rules import expert_tensor, experts, slots
+from titan.compiler.spec.expert_rules import expert_tensor, experts
 from titan.compiler.spec.parallel import CHOICES
 from titan.compiler.spec.schema import Spec
 from titan.grammar.diagnostics import Diagnostic, Note
@@ -309,7 +309,6 @@ RULES: tuple[Rule, ...] = (
         experts,
     ),
     Rule("T257", "tensor ranks share experts, or the width of each", ("expert_tensor", "tensor"), expert_tensor),
-    Rule("T257", "experts receive equally many tokens", ("context", "tensor", "sequence_parallel"), slots),
     Rule("T246", "data x micro_batch divides the global batch", ("data", "micro_batch"), _batch),
     Rule("T246", "data divides the global batch", ("data",), _batch_over_data, partial=True),
     Rule("T246", "micro_batch divides the global batch", ("micro_batch",), _batch_of_micro, partial=True),

@@ -8,11 +8,26 @@ from functools import lru_cache
 from math import gcd
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Literal
 
 from titan.compiler.schedules.registry import SCHEDULES
 from titan.compiler.spec.divisors import even_stages
 from titan.compiler.spec.legality import legal
-from titan.compiler.spec.schema import Attention, Cluster, Dense, LayerGroup, Model, Objective, Rope, Spec, Train
+from titan.compiler.spec.schema import (
+    Attention,
+    Cluster,
+    Dense,
+    LayerGroup,
+    Mla,
+    Model,
+    Moe,
+    Objective,
+    Parallel,
+    Rope,
+    Spec,
+    Train,
+    Wish,
+)
 from titan.compiler.strategy import Strategy
 
 from tests.benchmarks.published_runs.rows import Row
@@ -83,29 +98,47 @@ def _network(text: str) -> float | None:
 def model(row: Row) -> Model:
     """A decoder of the row's shape: SwiGLU models have RMSNorm, rotary positions and an untied head, others are like
     GPT."""
-    if row.number("num_experts"):
-        raise Refused("mixture of experts")
     hidden, heads = row.number("hidden"), row.number("heads")
-    gated = row.text("gated_mlp") == "1"
-    vocab = row.number("vocab", VOCABULARY)
-    ffn = row.number("ffn_hidden", 4 * hidden)
-    attention = Attention(
-        heads=heads, kv_heads=row.number("kv_heads", heads), head_dim=hidden // heads, bias=not gated,
-        out_bias=not gated,
-    )  # fmt: skip
-    block = Dense(ffn=ffn, activation="swiglu" if gated else "gelu_tanh", bias=not gated)
+    gated = row.text("gated_mlp") == "1" or row.number("num_experts") > 0
     return Model(
         name=row.text("model_name"),
-        vocab=vocab,
+        vocab=row.number("vocab", VOCABULARY),
         hidden=hidden,
-        attention=attention,
-        layers=(LayerGroup(count=row.number("layers"), block=block),),
+        attention=_attention(row, hidden, heads, gated),
+        layers=_layers(row, hidden, gated),
         norm="rms_norm" if gated else "layer_norm",
         positions="rope" if gated else "learned",
         rope=Rope(theta=500000.0) if gated else None,
         max_positions=row.number("seq_len"),
         tied=not gated,
     )
+
+
+def _attention(row: Row, hidden: int, heads: int, gated: bool) -> Attention | Mla:
+    name = row.text("model_name")
+    if re.match(r"deepseek-?v[23]|kimi", name):
+        query_rank = None if "lite" in name else 1536
+        return Mla(heads=heads, query_rank=query_rank, kv_rank=512, head_dim=128, rope_dim=64, value_dim=128)
+    width = {"qwen3": 128, "gpt-o": 64}.get(name[:5], hidden // heads)
+    biased = not gated or name.startswith("gpt-oss")
+    return Attention(
+        heads=heads, kv_heads=row.number("kv_heads", heads), head_dim=width, bias=biased, out_bias=biased,
+        qk_norm=name.startswith("qwen3"),
+    )  # fmt: skip
+
+
+def _layers(row: Row, hidden: int, gated: bool) -> tuple[LayerGroup, ...]:
+    count, dense = row.number("layers"), row.number("dense_layers")
+    block = Dense(
+        ffn=row.number("ffn_hidden", 4 * hidden), activation="swiglu" if gated else "gelu_tanh", bias=not gated
+    )  # fmt: skip
+    experts = row.number("num_experts")
+    if not experts:
+        return (LayerGroup(count=count, block=block),)
+    width = row.number("moe_ffn_hidden") or row.number("ffn_hidden")
+    mixture = Moe(experts=experts, top_k=row.number("top_k"), ffn=width, shared=row.number("shared_experts"))
+    first = (LayerGroup(count=dense, block=block),) if 0 < dense < count else ()
+    return (*first, LayerGroup(count=count - (dense if first else 0), block=mixture))
 
 
 def strategy(row: Row) -> Strategy:
@@ -120,12 +153,16 @@ def strategy(row: Row) -> Strategy:
     micro_batch = row.number("micro_batch")
     number = max(round(row.number("global_batch_seqs") / (data * micro_batch)), 1)
     zero = row.number("zero_stage")
+    parallel = row.text("sequence_parallel") == "true" and tensor > 1
+    expert, width = _experts(row, tensor, parallel)
     return Strategy(
         pipeline=pipeline,
         data=data,
         context=context,
         tensor=tensor,
-        sequence_parallel=row.text("sequence_parallel") == "true" and tensor > 1,
+        sequence_parallel=parallel,
+        expert=expert,
+        expert_tensor=width,
         context_form="gathered",
         zero=zero if data * context > 1 else 0,
         shard=8 if "HSDP" in row.text("sharding") and data > 8 else 0,
@@ -139,11 +176,24 @@ def strategy(row: Row) -> Strategy:
     )
 
 
+def _experts(row: Row, tensor: int, sequence_parallel: bool) -> tuple[int, int]:
+    """(ranks that share experts, tensor ranks that share the width of each); without a word tensor ranks share experts
+    where they can."""
+    expert, width = row.number("ep", 1), row.number("etp")
+    if not row.number("num_experts"):
+        return 1, 1
+    if not width:
+        width = 1 if expert % tensor == 0 and sequence_parallel else tensor
+    return expert, width if width in (1, tensor) else tensor
+
+
 def stages(row: Row, chunks: int) -> tuple[int, ...]:
     """Layers of each chunk: equal, or with fewer in the first and the last where that comes out even."""
     layers = row.number("layers")
+    if chunks - 2 <= layers < chunks and chunks > 2:
+        return (0, *even_stages(layers, chunks - 2), 0) if layers == chunks - 2 else (*even_stages(layers, layers), 0)
     if layers < chunks:
-        raise Refused("fewer layers than stages")
+        raise Refused("fewer layers than chunks of stages")
     if chunks > 1 and layers % chunks and (layers + 2) % chunks == 0:
         inner = (layers + 2) // chunks
         return (inner - 1, *[inner] * (chunks - 2), inner - 1)
@@ -154,9 +204,11 @@ def planned(row: Row) -> tuple[Spec, Strategy]:
     """Spec and strategy of a row. Raises Refused with the first rule that the layout breaks."""
     found = strategy(row)
     batch = found.data * found.micro_batch * found.micro_batches
-    train = Train(sequence=row.number("seq_len"), global_batch=batch, precision="bf16", data="synthetic")
+    precision: Literal["bf16", "fp8"] = "fp8" if row.eight_bit else "bf16"
+    train = Train(sequence=row.number("seq_len"), global_batch=batch, precision=precision, data="synthetic")
     machine = cluster(row)
-    spec = Spec(model(row), machine, train, objective=Objective(memory_fraction=1.0))
+    listed = Parallel(stages=Wish("=", (found.stages,)))
+    spec = Spec(model(row), machine, train, listed, Objective(memory_fraction=1.0))
     broken = [p for p in legal(spec, found) if p.code not in ("T240", "T224")]
     if broken:
         raise Refused(f"{broken[0].code}: {broken[0].message.partition(';')[0]}")

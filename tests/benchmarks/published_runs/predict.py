@@ -120,8 +120,11 @@ class RunPrices(Prices):
 
     def price(self, role: Role, instruction: Instruction) -> int:
         found = super().price(role, instruction)
-        if instruction.opcode == "reduce_grad" and self.traits.gradient_bytes == 2:
-            return found // 2
+        if instruction.opcode == "reduce_grad":
+            passes = 2 if self.traits.whole_sum and instruction.attribute("mode") == "reduce_scatter" else 1
+            return found * passes * self.traits.gradient_bytes // 4
+        if instruction.row.kind == "transfer" and self.traits.scattered:
+            return found // self.plan.mesh.size("tensor")
         if instruction.row.kind == "collective" and instruction.group.startswith("tensor"):
             return round(found * (1 - self.machine.figures["tensor_hidden"]))
         if instruction.unit and instruction.opcode in ("backward", "backward_input"):

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from tests.benchmarks.published_runs.rows import Row
 
 UNFUSED = ("narayanan2021", "korthikanti2022", "mtnlg2022", "bloom", "zerobubble2023", "gptneox20b", "opt175b")
+SCATTERED = ("narayanan2021", "korthikanti2022", "mtnlg2022")  # Megatron-LM's scatter/gather between stages
+WHOLE_SUM = ("hagemann2023", "bloom")  # DeepSpeed's first stage of ZeRO
 VENDOR = ("dgxc-benchmarking", "megatron-bridge", "nemo-docs", "nemo-launcher", "nemo-automodel", "simumax")
 ENGINE = ("dgxc-benchmarking", "megatron-bridge", "nemo-docs", "nemo-launcher")  # hide tensor collectives
 
@@ -24,6 +26,8 @@ class Runtime:
     norm              figure of the bytes that a norm moves
     hidden            figure of the share of tensor collectives that runs under matrix products
     fp8               matrix products of layers in 8 bits
+    scattered         tensor ranks send their share of an activation to the next stage, which gathers it there
+    whole_sum         gradients are summed on every rank though each updates only its shard
     unstated_network  the source does not say how fast nodes are joined
     """
 
@@ -37,6 +41,8 @@ class Runtime:
     hidden: str = "tensor_hidden"
     fp8: bool = False
     unstated_network: bool = False
+    scattered: bool = False
+    whole_sum: bool = False
 
 
 def runtime(row: Row) -> Runtime:
@@ -57,10 +63,15 @@ def runtime(row: Row) -> Runtime:
         norm,
         "engine_hidden" if row.source in ENGINE else "tensor_hidden",
         row.eight_bit,
-        row.number("num_gpus") > 8
-        and not re.search(r"\d+ ?Gb", row.text("inter_node"))
-        and "Selene" not in row.text("inter_node"),
+        _unstated(row),
+        row.source in SCATTERED,
+        row.source in WHOLE_SUM,
     )
+
+
+def _unstated(row: Row) -> bool:
+    text = row.text("inter_node")
+    return row.number("num_gpus") > 8 and not re.search(r"\d+ ?Gb", text) and "Selene" not in text
 
 
 def _attention(row: Row) -> str:
