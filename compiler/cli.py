@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 failed while running, 2 the input is wrong, 3 no plan fits
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -89,6 +90,8 @@ def titan() -> None:
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Entry point of the console command `titan`."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments is None and given[:1] != ["run"]:  # short-lived; a plan is a large tree without cycles
+        gc.disable()
     code = run(given)
     try:
         sys.stdout.flush()

@@ -121,7 +121,8 @@ class LayerPrices:
         local = kind.experts // (data * context * tensor)
         gathered, inner = rows * width, kind.expert_ffn // width
         forward, backward = self._products(tokens, [(shape.hidden, kind.experts)])
-        narrow, wide = self._products(gathered // local, [(shape.hidden, inner)] * 2 + [(inner, shape.hidden)], local)
+        each = -(-gathered // local)  # rows of one expert, the fullest
+        narrow, wide = self._products(each, [(shape.hidden, inner)] * 2 + [(inner, shape.hidden)], local)
         whole = float(rows * shape.hidden * size)
         steps = (
             (data, cut.tensor * cut.context), (context, cut.tensor), (tensor, 1)

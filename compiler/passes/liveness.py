@@ -25,6 +25,8 @@ def liveness(
     result: list[Instruction] = []
     for position, instruction in enumerate(instructions):
         result += [instruction, *ends.get(position, ())]
+    if not frames:
+        return tuple(result)
     return _end_tiers(result, frames, outlive | set().union(*(by_tier or {}).values()))
 
 

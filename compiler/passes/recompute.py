@@ -213,6 +213,8 @@ class Layer:
 def alternatives(variants: Mapping[str, list[Instruction]], frame: str) -> list[Instruction]:
     """One list of what each tier does: instructions that not all tiers share are marked with those that run them, and
     with the register that holds the tier."""
+    if len(variants) == 1:
+        return list(*variants.values())
     rest = {tier: list(instructions) for tier, instructions in variants.items()}
     merged: list[Instruction] = []
     while any(rest.values()):

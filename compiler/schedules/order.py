@@ -46,6 +46,11 @@ class Order:
     def chunks_per_copy(self) -> int:
         return len(self.placement) // self.copies
 
+    @cached_property
+    def contents(self) -> tuple[frozenset[Element], ...]:
+        """The elements of each rank as a set."""
+        return tuple(frozenset(self.elements(rank)) for rank in range(len(self.ranks)))
+
     def first(self, chunk: int) -> bool:
         """Whether a chunk is fed by data."""
         return chunk % self.chunks_per_copy == 0

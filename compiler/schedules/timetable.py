@@ -137,7 +137,7 @@ def _expected(choices: tuple[Element, ...], order: Order) -> Element:
     if len(choices) == 1:
         return choices[0]
     rank = order.placement[choices[0].chunk]
-    return next((c for c in choices if c in set(order.elements(rank))), choices[0])
+    return next((c for c in choices if c in order.contents[rank]), choices[0])
 
 
 def peak_frames(order: Order) -> tuple[float, ...]:

@@ -17,7 +17,17 @@ if TYPE_CHECKING:
     from titan.compiler.spec.schema import Spec
 
 
-KEPT = 12  # fitting candidates of which no other may be faster
+COMPARED = (
+    "pipeline",
+    "data",
+    "context",
+    "tensor",
+    "sequence_parallel",
+    "context_form",
+    "context_heads",
+    "micro_batch",
+)
+KEPT = 4  # fitting candidates of which no other may be faster
 NEAR = 1.1  # times the limit, by estimate: such plans are compiled too when no better one is left
 
 
@@ -49,23 +59,29 @@ def price(spec: Spec, estimator: Estimator, space: Space, limit: int) -> tuple[l
     """(those that fit, those that do not): candidates as they are where that fits, else the fastest of the ways to save
     memory (recompute, sharding of gradients and parameters) that fit.
 
-    No way to save memory makes the body of a step faster, so its time bounds what can become of a candidate: ways to
-    save are tried best bound first, until `KEPT` fitting ones are faster than every bound left. The rest stays.
+    Nothing makes the body of a step faster than its bound, so strategies are looked at best bound first, until `KEPT`
+    fitting ones are faster than every bound left. Of the rest, the best with each value of a choice that no fitting
+    one has is looked at too, so that every choice can be compared.
     """
-    priced = [Candidate(s, estimator.estimate(s, NEAR * limit)) for s in space.candidates]
-    fitting = sorted((c for c in priced if c.estimate.memory <= limit), key=lambda c: c.key)
+    bounds = sorted(((estimator.bound(s), n) for n, s in enumerate(space.candidates)))
+    fitting: list[Candidate] = []
     others: list[Candidate] = []
-    fastest = [c.estimate.seconds for c in fitting[:KEPT]]
+    fastest: list[float] = []
+    values: dict[str, set[Any]] = {key: set() for key in COMPARED}
     ladders: dict[tuple[int, int, int, int], list[dict[str, Any]]] = {}
-    heavy = [(estimator.bound(c.strategy), c.key, c) for c in priced if c.estimate.memory > limit]
-    for bound, _, candidate in sorted(heavy, key=lambda item: item[:2]):
-        found = candidate
-        if len(fastest) < KEPT or bound < fastest[-1]:
-            s = candidate.strategy
+    for bound, number in bounds:
+        s = space.candidates[number]
+        late = len(fastest) == KEPT and bound >= fastest[-1]
+        if late and all(getattr(s, k) in v for k, v in values.items()):
+            continue
+        found = Candidate(s, estimator.estimate(s, NEAR * limit))
+        if found.estimate.memory > limit and not late:
             mesh = (s.pipeline, s.data, s.context, s.tensor)
             if mesh not in ladders:
                 ladders[mesh] = _savings(spec, s)
-            found = _saving(estimator, candidate, ladders[mesh], limit)
+            found = _saving(estimator, found, ladders[mesh], limit)
+        for key, seen in values.items():
+            seen.add(getattr(s, key))
         if found.estimate.memory > limit:
             others.append(found)
             continue

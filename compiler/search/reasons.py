@@ -108,6 +108,7 @@ def _best_other(
         "zero",
         "schedule",
         "recompute",
+        "sequence_parallel",
     ):  # not enumerated where one value is never better: change this one alone
         values = [v for v in PREFERRED[key] if v != mine and wish.allows(v)]
         change: dict[str, Any] = {key: values[0]} if values else {}

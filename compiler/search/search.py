@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from titan.compiler.spec.schema import Spec
 
 FINALISTS = 4  # plans that are compiled and simulated
-WORK = 8_000  # block calls that they may have together, beyond the first two
+WORK = 4_000  # block calls that they may have together, beyond the first two; a larger plan stands alone
 LARGE = 12_000  # block calls above which a plan must be faster by MARGIN
 MARGIN = 0.03  # about the error of the closed forms
 TRIES = 24  # compiled plans that turn out not to fit before the search gives up
@@ -132,7 +132,8 @@ def _compile(
     work = 0
     for candidate in ranked[:TRIES]:
         work += candidate.work
-        if len(found) == FINALISTS or (len(found) >= 2 and work > WORK):
+        enough = 1 if candidate.work > WORK else 2
+        if len(found) == FINALISTS or (len(found) >= enough and work > WORK):
             break
         chosen = replace(candidate, strategy=finished(candidate, estimator, limit))
         why = reasons(spec, estimator, chosen, everything, limit)

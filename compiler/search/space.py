@@ -1,7 +1,8 @@
 """The space of legal strategies: every mesh that multiplies to the world size, with every other choice, as wished.
 
-Some choices need no price to be ordered: ZeRO-1 never holds or moves more than ZeRO-0, and 1F1B takes as long as GPipe
-and holds no more micro-batches. They are counted, and the better one stands for them wherever the wishes allow it.
+Some choices need no price to be ordered: ZeRO-1 never holds or moves more than ZeRO-0, sequence parallelism moves the
+same bytes and holds less, and 1F1B takes as long as GPipe and holds no more micro-batches. They are counted, and the
+better one stands for them wherever the wishes allow it.
 """
 
 from __future__ import annotations
@@ -171,8 +172,11 @@ def _of_mesh(spec: Spec, mesh: tuple[int, int, int, int]) -> tuple[list[Strategy
     recompute = allowed(spec, "recompute")
     found: list[Strategy] = []
     order = allowed(spec, "context_order")[0]
+    parallels = allowed(spec, "sequence_parallel", idle=tensor == 1)
     for form, heads in context_forms(spec, context, tensor):
-        for parallel in allowed(spec, "sequence_parallel", idle=tensor == 1):
+        for parallel in parallels:
+            before = len(found)
+            agreed: dict[str, bool] = {}  # micro-batches divide by construction: one per schedule speaks for all
             for b in (b for b in micro if orders[b]):
                 name, chunks = orders[b][0]
                 some = Strategy(
@@ -183,9 +187,15 @@ def _of_mesh(spec: Spec, mesh: tuple[int, int, int, int]) -> tuple[list[Strategy
                 some = replace(some, **options[0])
                 for expert, width in experts(spec, some):
                     some = replace(some, expert=expert, expert_tensor=width) if expert > 1 or width > 1 else some
-                    if is_legal(spec, some):
+                    legal_here = agreed.get(name)
+                    if legal_here is None or spec.model.experts:  # experts also ask for tokens
+                        agreed[name] = legal_here = is_legal(spec, some)
+                    if legal_here:
                         found.append(some)
-    return found, sum(len(orders[s.micro_batch]) for s in found) * len(options) * len(recompute)
+            if len(found) > before:
+                break  # sequence parallelism moves the same bytes and holds less: where it is legal it stands for both
+    number = sum(len(orders[s.micro_batch]) * (len(parallels) if s.sequence_parallel else 1) for s in found)
+    return found, number * len(options) * len(recompute)
 
 
 def experts(spec: Spec, s: Strategy) -> list[tuple[int, int]]:
