@@ -58,6 +58,8 @@ def timed(
     """The candidate with another schedule, timed; None when it does not fit."""
     changed = replace(candidate.strategy, schedule=name, wished_chunks=chunks, stages=spec.parallel.stages.value or ())
     changed = replace(changed, recompute=_first_tier(spec, candidate.strategy))
+    if SCHEDULES[name].copies > 1 and changed.zero == 0 and spec.parallel.zero.allows(1):
+        changed = replace(changed, zero=1)  # mirrored stages share their state, even on one data rank
     found = saved(spec, estimator, Candidate(changed, estimator.estimate(changed)), limit)
     if found.estimate.memory > limit:
         return None

@@ -73,7 +73,7 @@ def _idle(s: Strategy, key: str) -> str:
         return "nothing to gather: context = 1"
     if key == "context_heads" and (s.context == 1 or s.context_form != "ring"):
         return "no ring whose places could exchange heads"
-    if key == "zero" and s.data * s.context == 1:
+    if key == "zero" and s.data * s.context == 1 and not s.zero:
         return "nothing to shard: data x context = 1"
     if key in LEAST_ZERO and (s.zero < LEAST_ZERO[key] or s.data * s.context == 1):
         return f"zero = {s.zero}: it changes nothing"

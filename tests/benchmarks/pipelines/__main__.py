@@ -47,7 +47,11 @@ def run(
             environment = os.environ | {"OMP_NUM_THREADS": "1"}
             with (Path(folder) / f"{rank}.err").open("w") as errors:
                 started.append(subprocess.Popen(command, cwd=ROOT, env=environment, stderr=errors, stdout=errors))
-        codes = [process.wait() for process in started]
+        try:
+            codes = [process.wait() for process in started]
+        finally:
+            for process in started:
+                process.kill()
         if any(codes):
             said = "".join((Path(folder) / f"{rank}.err").read_text()[-1500:] for rank in (0, 1))
             raise Failed(said)
@@ -128,23 +132,31 @@ def rate_limited(rounds: int, micro_batches: int) -> dict[str, Any]:
     return {"rate": RATE, **found}
 
 
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer rounds, fewer peaks")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--micro-batches", type=int, default=8)
     options = parser.parse_args()
-    number = 5 if options.quick else 15
-    results = run(["--rounds", str(number), "--micro-batches", str(options.micro_batches)])
+    number = 4 if options.quick else 15
+    warm_up = ["--warm-up", "1" if options.quick else "2"]
+    say(f"{number} rounds of every schedule")
+    results = run(["--rounds", str(number), "--micro-batches", str(options.micro_batches), *warm_up])
     report = figures(slowest(results))
     report["interpreter_us_per_instruction"] = max(result["overhead"][0] for result in results)
     report["interpreter_share"] = max(result["overhead"][1] for result in results)
     report["peak_tensor_bytes"] = {n: max(r["tensors"][n] for r in results) for n in results[0]["tensors"]}
+    say(str(report["best_ratio_to_torch_best"]) + "; now over a slow link")
     slow = rate_limited(2 if options.quick else 8, options.micro_batches)
     report["rate_limited"] = slow
     report["rate_limited_ratio"] = slow.get("best_ratio_to_torch_best")
     report["skipped"] = int("skipped" in slow)
     if not options.quick:
+        say("peaks of resident memory, one contender at a time")
         report["peak_resident_bytes"] = peaks(options.micro_batches)
         report["peaks_not_higher"] = {
             theirs: report["peak_resident_bytes"][ours] <= report["peak_resident_bytes"][theirs]

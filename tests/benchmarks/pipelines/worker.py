@@ -32,7 +32,6 @@ from tests.benchmarks.pipelines.contenders import (
 )
 from tests.benchmarks.pipelines.model import HIDDEN, MICRO_BATCH, SEQUENCE
 
-WARM_UP = 2
 SOLVED = {
     "solved": (2, 4),
     "solved, one more": (2, 6),
@@ -85,10 +84,10 @@ def contenders(rank: int, names: list[str], micro_batches: int, store: Any, inte
     return found
 
 
-def rounds(everyone: list[Contender], number: int) -> dict[str, list[tuple[float, float]]]:
+def rounds(everyone: list[Contender], number: int, warm_up: int) -> dict[str, list[tuple[float, float]]]:
     """(seconds, CPU seconds) of every contender's step of every round; each round starts with another contender."""
     for contender in everyone:
-        for _ in range(WARM_UP):
+        for _ in range(warm_up):
             dist.barrier()
             contender.step()
     found: dict[str, list[tuple[float, float]]] = {c.name: [] for c in everyone}
@@ -103,13 +102,10 @@ def rounds(everyone: list[Contender], number: int) -> dict[str, list[tuple[float
     return found
 
 
-def resident_growth(contender: Contender) -> int:
-    """Bytes by which the peak of resident memory exceeds what was resident before the steps."""
-    import gc
-
-    gc.collect()
+def resident_growth(contender: Contender, before: int) -> int:
+    """Bytes by which the peak of resident memory in steps exceeds what was resident before the model was made:
+    parameters, gradients, activations and whatever else a side keeps."""
     Path("/proc/self/clear_refs").write_text("5")
-    before = _status("VmRSS")
     for _ in range(3):
         dist.barrier()
         contender.step()
@@ -128,6 +124,7 @@ def main() -> None:
     parser.add_argument("--interface", default="lo")
     parser.add_argument("--micro-batches", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--warm-up", type=int, default=2)
     parser.add_argument("--names", default="")
     parser.add_argument("--peak", action="store_true")
     options = parser.parse_args()
@@ -136,12 +133,13 @@ def main() -> None:
     store = dist.FileStore(str(options.folder / "meet"), RANKS)
     gate, patience = dist.PrefixStore("gate", store), timedelta(minutes=10)
     dist.init_process_group("gloo", store=gate, rank=options.rank, world_size=RANKS, timeout=patience)
+    before = _status("VmRSS")
     names = options.names.split("|") if options.names else everyone()
     taking_part = contenders(options.rank, names, options.micro_batches, store, options.interface)
     if options.peak:
-        result: dict[str, Any] = {"peak": {c.name: resident_growth(c) for c in taking_part}}
+        result: dict[str, Any] = {"peak": {c.name: resident_growth(c, before) for c in taking_part}}
     else:
-        result = {"times": rounds(taking_part, options.rounds)}
+        result = {"times": rounds(taking_part, options.rounds, options.warm_up)}
         result["tensors"] = {c.name: c.peak() for c in taking_part if c.ours}
         if "bound" in names:
             result["overhead"] = overhead(options.rank, options.micro_batches, 5)

@@ -89,3 +89,10 @@ def test_wished_chunks_are_taken() -> None:
     wishes = "pipeline = 2, micro_batch = 1, schedule = interleaved, chunks = 3"
     found = search(small_spec(layers=9, batch=8, devices=2, parallel=wishes))
     assert len(found.strategy.stages) == 6 and found.strategy.chunks == 3
+
+
+def test_a_chosen_schedule_of_two_copies_shards_its_state_over_them() -> None:
+    wishes = "pipeline = 2, micro_batch = 1, schedule in [dualpipe, gpipe]"
+    found = search(small_spec(layers=8, batch=8, devices=2, parallel=wishes))
+    assert found.strategy.schedule == "dualpipe" and found.strategy.zero == 1
+    assert all(found.plan.spans_homes(bucket) for bucket in found.plan.buckets)
