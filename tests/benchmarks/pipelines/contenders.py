@@ -99,7 +99,8 @@ def _without_update(role: Role) -> Role:
     calls = tuple(call for call in role.order("train") if call.block not in gone)
     first = next(n for n, call in enumerate(calls) if call.block.startswith("F."))
     train = (*calls[:first], replace(calls[0], block="clear", arguments=()), *calls[first:])
-    return replace(role, blocks=blocks, orders=(("train", train),))
+    buffers = tuple(b for b in role.buffers if b.kind != "optimizer")
+    return replace(role, buffers=buffers, blocks=blocks, orders=(("train", train),))
 
 
 def strategy_of(name: str, micro_batches: int) -> Strategy:
