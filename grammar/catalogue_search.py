@@ -45,4 +45,13 @@ ROWS: tuple[Code, ...] = (
         "cluster = local.cpu",
         "Run `titan profile -o cluster.titan` and import the cluster it writes; times shown until then are rough.",
     ),
+    Code(
+        "T306",
+        "utilisation above 100%",
+        "A device executes no more FLOPs per second than its dense peak of the precision in use.",
+        "The peak is of another device, precision or sparsity, the speed of more devices, or the rule counts FLOPs that"
+        " were not executed, such as all scores of a causal kernel.",
+        "titan mfu SPEC --tokens-per-second-per-device 90000",
+        "State the dense peak of the precision, and compare with the rule that the kernels follow.",
+    ),
 )

@@ -4,6 +4,9 @@
 causal model   3 * (2 * weights of matrix products + 2 * L * s * heads * head_dim) per token: forward once, backward
                twice; a causal mask leaves half of the scores; the output head counts, embedding look-ups do not
 executed       every FLOP of the plan's instructions, recomputation and attention's rebuilt scores included
+
+Other trainers count otherwise, so a measured speed is shown by their rules too (`conventions`): they count a parameter
+that takes part in no product (norms, biases), the whole score matrix, and some the embedding that is only looked up.
 """
 
 from __future__ import annotations
@@ -20,6 +23,9 @@ from titan.compiler.plan.sizes import Sizes
 SIMPLE_RULE = "6N: 6 x parameters per token"
 MODEL_RULE = "model FLOPs: 6 x matrix weights + 6 x layers x sequence x heads x head_dim per token (causal half)"
 HARDWARE_RULE = "executed FLOPs of the plan (recompute and rebuilt attention scores included)"
+FULL_RULE = "6 x parameters without the embedding look-up + 12 x layers x sequence x heads x head_dim (full scores)"
+EMBEDDED_RULE = "6 x parameters, embedding counted, + 12 x layers x sequence x heads x head_dim (full scores)"
+REBUILT_RULE = "hardware FLOPs: as with full scores, and the forward of every layer once more (recompute = full)"
 UNKNOWN_PEAK = "peak unknown: run titan profile"
 
 
@@ -28,13 +34,42 @@ _NO_ATTENTION = {"heads": 0, "kv_heads": 0, "head_dim": 0, "bias": False, "out_b
 
 @dataclass(frozen=True, slots=True)
 class ModelFlops:
-    """Training FLOPs per token by both rules, and the numbers they come from: all parameters, and the weights of
-    products that one token meets."""
+    """Training FLOPs per token by both rules, and the numbers they come from: all parameters, those that one token
+    meets (of experts top_k), of these the weights of products; parameters that are only looked up; FLOPs of causal
+    attention scores, forward and backward; and FLOPs of the output head."""
 
     simple: float
     exact: float
     parameters: int
     matrix_weights: int
+    met: int = 0
+    looked_up: int = 0
+    scores: float = 0.0
+    head: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Convention:
+    """FLOPs per token as somebody counts them: `key` in machine output, `kind` MFU or HFU, `rule` in words."""
+
+    key: str
+    kind: str
+    per_token: float
+    rule: str
+
+
+def conventions(flops: ModelFlops, recompute: str = "none") -> tuple[Convention, ...]:
+    """A model's FLOPs by every rule in use, ours first; with `recompute` = full also what the hardware executes."""
+    full = 6.0 * (flops.met - flops.looked_up) + 2 * flops.scores
+    found = [
+        Convention("simple", "MFU", flops.simple, SIMPLE_RULE),
+        Convention("exact", "MFU", flops.exact, MODEL_RULE),
+        Convention("full_scores", "MFU", full, FULL_RULE),
+        Convention("embedding_counted", "MFU", 6.0 * flops.met + 2 * flops.scores, EMBEDDED_RULE),
+    ]
+    if recompute == "full":
+        found.append(Convention("hardware", "HFU", full + (full - flops.head) / 3, REBUILT_RULE))
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +108,22 @@ def model_flops(model: Mapping[str, Any], sequence: int) -> ModelFlops:
     positions = model["max_positions"] * hidden if model["positions"] == "learned" else 0
     rest = biases + norms + positions + head * (1 if model["tied"] else 2)
     rest += model["vocab"] if model.get("head_bias") else 0
-    exact = 6.0 * (met + head) + 6.0 * layers * sequence * scores
-    return ModelFlops(6.0 * (met + rest), exact, held + rest, met + head)
+    attention_flops = 6.0 * layers * sequence * scores
+    looked_up = positions + (0 if model["tied"] else head)
+    return ModelFlops(
+        6.0 * (met + rest), 6.0 * (met + head) + attention_flops, held + rest, met + head, met + rest, looked_up,
+        attention_flops, 6.0 * head,
+    )  # fmt: skip
+
+
+def impossible(kind: str, achieved: float, peak: float | None, rule: str, peak_of: str) -> str:
+    """What is wrong with `achieved` FLOP/s above `peak`; empty where it is possible or the peak is not known."""
+    if not peak or achieved <= peak:
+        return ""
+    return (
+        f"{kind} of {achieved / peak:.1%} is more than the device has, by {rule} and a peak of"
+        f" {peak / 1e12:,.1f} TFLOP/s ({peak_of}): the speed, the peak or the rule is not that of the run"
+    )
 
 
 def _attention_weights(attention: Mapping[str, Any], hidden: int) -> tuple[int, int, float]:

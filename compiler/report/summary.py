@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from titan.compiler.cost.mfu import HARDWARE_RULE, MODEL_RULE, SIMPLE_RULE, UNKNOWN_PEAK
+from titan.compiler.cost.mfu import HARDWARE_RULE, MODEL_RULE, SIMPLE_RULE, UNKNOWN_PEAK, impossible
 from titan.compiler.cost.predict import Prediction, predict
 
 if TYPE_CHECKING:
@@ -82,7 +82,15 @@ def warnings(spec: Spec, found: Prediction) -> list[str]:
         )
     if found.used.peak is None:
         listed.append(f"T305: {UNKNOWN_PEAK}; times are rough until then")
-    return listed
+    return listed + _impossible(spec, found)
+
+
+def _impossible(spec: Spec, found: Prediction) -> list[str]:
+    """Utilisation above 100%: figures of the cluster that promise more than its peak."""
+    peak, of = found.used.peak, f"{spec.cluster.device.name}, {spec.train.precision}"
+    shares = (("MFU", found.used.mfu, MODEL_RULE), ("HFU", found.hfu, HARDWARE_RULE))
+    said = (impossible(kind, (share or 0.0) * (peak or 0.0), peak, f"`{rule}`", of) for kind, share, rule in shares)
+    return [f"T306: {text}" for text in said if text]
 
 
 def one_line(s: Strategy) -> str:
