@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from titan.compiler.plan.sequence import Run, runs
+from titan.compiler.plan.mask import Run
+from titan.compiler.plan.sequence import runs
 from torch import Tensor
 
 

@@ -81,7 +81,8 @@ def reference_logits(
 def _layer(model: Model, block: Model, parameters: Parameters, x: Tensor, number: int, random: _Random) -> Tensor:
     name = f"layers.{number}"
     if model["attention"] is not None:
-        branch = _attention(model, parameters, f"{name}.attn", _norm(model, parameters, f"{name}.attn_norm", x))
+        normed = _norm(model, parameters, f"{name}.attn_norm", x)
+        branch = _attention(model, parameters, f"{name}.attn", normed, block.get("window"))
         branch = _dropout(model, branch, random, number, "attention")
         x = x + branch if model["residual"] else branch
     branch = _ffn(block, parameters, f"{name}.ffn", _norm(model, parameters, f"{name}.ffn_norm", x))
@@ -102,7 +103,7 @@ def _norm(model: Model, parameters: Parameters, name: str, x: Tensor) -> Tensor:
     return F.rms_norm(x, size, gain, model["norm_eps"])
 
 
-def _attention(model: Model, parameters: Parameters, name: str, x: Tensor) -> Tensor:
+def _attention(model: Model, parameters: Parameters, name: str, x: Tensor, window: int | None) -> Tensor:
     shape = model["attention"]
     batch, length, _ = x.shape
     q, k, v = (_linear(parameters, f"{name}.{n}", x).view(batch, length, -1, shape["head_dim"]) for n in "qkv")
@@ -112,7 +113,10 @@ def _attention(model: Model, parameters: Parameters, name: str, x: Tensor) -> Te
     repeats = shape["heads"] // shape["kv_heads"]
     k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
     scores = q @ k.transpose(-1, -2) / math.sqrt(shape["head_dim"])
-    scores = scores.masked_fill(torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1), -math.inf)
+    hidden = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
+    if window is not None:
+        hidden |= torch.ones_like(hidden).tril(-window)
+    scores = scores.masked_fill(hidden, -math.inf)
     mixed: Tensor = scores.softmax(-1) @ v
     return _linear(parameters, f"{name}.out", mixed.transpose(1, 2).reshape(batch, length, -1))
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from titan.compiler.cost.machine import Machine
+from titan.compiler.plan.mask import band_pairs
 from titan.compiler.plan.operators import DTYPE_BYTES, TensorType
 from titan.compiler.plan.program import Bucket
 from titan.compiler.plan.segment import Call, Segment
@@ -59,10 +60,11 @@ def attention_seconds(machine: Machine, flops: float, keys: int, dtype: str = "b
     return max(flops / rate, figures["launch_seconds"])
 
 
-def fullest(queries: int, keys: int) -> float:
-    """Causal work of the rank that holds the last `queries` of `keys` positions, as a multiple of the mean rank's: it
-    sees all but half a triangle of its own square."""
-    return 2.0 - queries / keys
+def fullest(queries: int, keys: int, window: int = 0) -> float:
+    """Causal work of the rank that holds the last `queries` of `keys` positions, as a multiple of the mean rank's:
+    without a window it sees all but half a triangle of its own square."""
+    last = band_pairs((keys - queries, queries), (0, keys), window)
+    return last / (band_pairs((0, keys), (0, keys), window) * queries / keys)
 
 
 def moved_seconds(machine: Machine, moved: float) -> float:
@@ -98,11 +100,12 @@ def _call_seconds(machine: Machine, segment: Segment, call: Call) -> Seconds:
     if call.operator.removesuffix("_documents") in ("attention", "attention_block", "attention_merge"):
         given = dict(call.attributes)
         flops = call.row.flops(given, operands)
-        keys, dtype = operands[1].shape[-2], operands[0].dtype
+        keys, dtype, window = operands[1].shape[-2], operands[0].dtype, int(given.get("window", 0))
         if "ring" in given:
             more = most_pairs(given, keys) / mean_pairs(given, keys)
         else:
-            more = fullest(operands[0].shape[1], keys) if given.get("causal", True) else 1.0
+            more = fullest(operands[0].shape[1], keys, window) if given.get("causal", True) else 1.0
+        keys = min(keys, window or keys)  # of one kernel
         return Seconds(
             attention_seconds(machine, more * flops.forward, keys, dtype),
             attention_seconds(machine, more * flops.backward_input, keys, dtype),

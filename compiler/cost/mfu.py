@@ -2,7 +2,8 @@
 
 6N             6 * parameters per token (all parameters that a token meets, a tied head once; of experts top_k)
 causal model   3 * (2 * weights of matrix products + 2 * L * s * heads * head_dim) per token: forward once, backward
-               twice; a causal mask leaves half of the scores; the output head counts, embedding look-ups do not
+               twice; a causal mask leaves half of the scores, a window w of a sequence s the share w (2 - w/s) / (2 s);
+               the output head counts, embedding look-ups do not
 executed       every FLOP of the plan's instructions, recomputation and attention's rebuilt scores included
 
 Other trainers count otherwise, so a measured speed is shown by their rules too (`conventions`): they count a parameter
@@ -93,6 +94,7 @@ def model_flops(model: Mapping[str, Any], sequence: int) -> ModelFlops:
         near, mixed = sum(k * n for k, n, _ in latent), (attention["query_rank"] or 0) + attention["kv_rank"]
         scores = attention["heads"] * (attention["head_dim"] + attention["rope_dim"] + attention["value_dim"]) / 2
     met = held = biases = 0  # weights that a token meets; all of them
+    seen = 0.0  # tokens that a token sees, twice the mean of all, summed over layers
     for group in model["layers"]:
         block, count = group["block"], group["count"]
         number = 3 if block["activation"] == "swiglu" else 2
@@ -102,13 +104,15 @@ def model_flops(model: Mapping[str, Any], sequence: int) -> ModelFlops:
         met += count * (near + (router + (block["top_k"] + block["shared"]) * one if experts else one))
         held += count * (near + (router + (experts + block["shared"]) * one if experts else one))
         biases += count * mixed
+        window = min(block.get("window") or sequence, sequence)
+        seen += count * window * (2 - window / sequence)
         biases += count * ((number - 1) * block["ffn"] + hidden if block["bias"] else 0)
     head = model["vocab"] * hidden
     norms = {"rms_norm": 1, "layer_norm": 2, "none": 0}[model["norm"]] * hidden * (2 * layers + 1)
     positions = model["max_positions"] * hidden if model["positions"] == "learned" else 0
     rest = biases + norms + positions + head * (1 if model["tied"] else 2)
     rest += model["vocab"] if model.get("head_bias") else 0
-    attention_flops = 6.0 * layers * sequence * scores
+    attention_flops = 6.0 * seen * scores
     looked_up = positions + (0 if model["tied"] else head)
     return ModelFlops(
         6.0 * (met + rest), 6.0 * (met + head) + attention_flops, held + rest, met + head, met + rest, looked_up,

@@ -121,7 +121,7 @@ def _rope(b: _Builder, x: str, result: str, dim: tuple[str, int]) -> str:
     return b.op("rope", result, (x,), *dim, **attributes)
 
 
-def _attention(b: _Builder, x: str) -> str:
+def _attention(b: _Builder, x: str, window: int | None) -> str:
     attention, hidden = b.model.attention, ("hidden", b.model.hidden)
     if attention is None:
         return x
@@ -139,7 +139,8 @@ def _attention(b: _Builder, x: str) -> str:
     operator, operands = "attention", tuple[str, ...]((q, k, v))
     if b.packed:
         operator, operands = "attention_documents", (*operands, b.data("starts", "i64"))
-    mixed = b.op(operator, "mixed", operands, *heads, head_dim=size, causal=True)
+    narrow: dict[str, Any] = {"window": window} if window is not None and window < b.sequence else {}
+    mixed = b.op(operator, "mixed", operands, *heads, head_dim=size, causal=True, **narrow)
     out = b.linear(mixed, "attn_out", ".attn.out", hidden, heads, attention.out_bias)
     return b.residual(x, b.dropout(out, "attn_drop", "attention"), "h")
 
@@ -245,7 +246,7 @@ def _embed(b: _Builder) -> Part:
 
 def _layer(b: _Builder, block: Dense | Moe, name: str, inner: str) -> Part:
     b.value("x", "hidden", b.model.hidden)
-    between = _attention(b, "x")
+    between = _attention(b, "x", block.window)
     out = _mixture(b, between, block, inner) if block.kind == "moe" else _ffn(b, between, block)
     return b.part(name, True, ("x", *(v for v in ("starts",) if v in b.values)), (out,))
 

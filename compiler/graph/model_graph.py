@@ -60,7 +60,8 @@ class Op:
 @dataclass(frozen=True, slots=True)
 class Convert:
     """A change of layout: what it does forward and backward (opcode or `none`), over which group, on which dims. A
-    `shift` changes no layout: every rank passes its piece to the next one on the ring `group`, backward to the last."""
+    `shift` changes no layout: every rank passes its piece to the one `hops` further on the ring `group`, and its
+    gradient comes back."""
 
     result: str
     source: str
@@ -70,6 +71,7 @@ class Convert:
     source_dim: int | None
     target_dim: int | None
     reduction: str = "sum"
+    hops: int = 1
 
 
 @dataclass(frozen=True)

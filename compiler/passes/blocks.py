@@ -183,7 +183,7 @@ class BlockWriter:
                 emitted += awaited.pop(name(value), [])
             if isinstance(step, Convert):
                 if step.forward == "shift":
-                    emitted += pass_on(name(step.result), name(step.source), step.group, "next", 1)
+                    emitted += pass_on(name(step.result), name(step.source), step.group, "next", step.hops)
                     awaited[name(step.result)] = arrive(name(step.result))
                 elif step.forward != "none":
                     emitted += collective(
@@ -233,7 +233,16 @@ class BlockWriter:
         given = {v: names.gradient(v, 0) for v in part.outputs}
         buffers = partial(self._buffers, names=names)
         return Transpose(
-            part, layer.register, names.gradient, names.unit, layer.frame, buffers, given, split, names.weight_frame
+            part,
+            layer.register,
+            names.gradient,
+            names.unit,
+            layer.frame,
+            buffers,
+            given,
+            self.graph.mesh,
+            split,
+            names.weight_frame,
         ).run()
 
 

@@ -2,18 +2,22 @@
 
 The pass replaces an attention by its steps. In step j a rank holds the keys and values that started j ranks before it;
 they are passed on before the step computes, so that the next ones arrive meanwhile. Results are merged by their
-log-sum-exps. Backward follows mechanically: gradients of keys and values travel the ring the other way and are home
+log-sum-exps. Steps in which no rank sees any of the keys, because of a window, are left out: the keys go as many ranks
+further at once. Backward follows mechanically: gradients of keys and values travel the ring the other way and are home
 after the last hop; the keys and values themselves are not kept but travel with them (`compiler/passes/transpose.py`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 from titan.compiler.graph.model_graph import Convert, ModelGraph, Op, Part, active_factors
 from titan.compiler.plan.instruction import Instruction
+from titan.compiler.plan.mesh import Mesh
 from titan.compiler.plan.operators import statistics_dtype
 from titan.compiler.plan.segment import Segment
+from titan.compiler.plan.sequence import needed_steps
 from titan.compiler.strategy import Strategy
 
 
@@ -56,11 +60,13 @@ class _Ring:
         starts, kind = op.operands[3:], op.operator.removeprefix("attention")
         out, lse = op.results
         partial: tuple[str, ...] = ()
-        for step in range(self.size):
-            final = step == self.size - 1
+        length = self.values[queries].shape[1] // self.size
+        steps = needed_steps(self.size, self.zigzag, length, int(dict(op.attributes).get("window", 0)))
+        for step, following in zip_longest(steps, steps[1:]):
+            final = following is None
             now = keys
             if not final:
-                keys = self._shift(keys, step + 1)
+                keys = self._shift(keys, following, following - step)
             results = (out, lse) if final else self._partial(out, lse, step)
             attributes = (*op.attributes, ("step", step), ("ring", self.size), ("rank", f"@{self.factor}*1"))
             attributes = (*attributes, ("zigzag", self.zigzag), ("final", final))
@@ -83,10 +89,10 @@ class _Ring:
         self.steps.append(Op("pack_keys", (result,), (keys, values), (("dtype", like.dtype),)))
         return result
 
-    def _shift(self, name: str, step: int) -> str:
+    def _shift(self, name: str, step: int, hops: int) -> str:
         result = f"{name.rpartition('.ring')[0]}.ring{step}"
         self.values[result] = replace(self.values[name], name=result)
-        self.steps.append(Convert(result, name, "shift", "shift", self.factor, None, None))
+        self.steps.append(Convert(result, name, "shift", "shift", self.factor, None, None, hops=hops))
         return result
 
     def _partial(self, out: str, lse: str, step: int) -> tuple[str, str]:
@@ -119,30 +125,35 @@ def arrive(result: str) -> list[Instruction]:
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """A value that comes around the ring again in backward: `result` of the last step is what the next rank started
-    with, that of an earlier step what the next rank had in the step after."""
+    """A value that comes around the ring again in backward, from the rank `hops` further on. `result` of the last step
+    is what some rank started with, on the shorter way; that of an earlier step what a rank had in the step after."""
 
     result: str
     source: str
     group: str
+    hops: int
 
 
-def rotations(part: Part) -> dict[int, list[Rotation]]:
+def rotations(part: Part, mesh: Mesh) -> dict[int, list[Rotation]]:
     """What backward passes on before it visits the step of each index. The first rotation goes one step ahead of the
     attention, the others one step ahead of the block that needs them."""
     readers = {v: n for n, step in enumerate(part.steps) if isinstance(step, Segment) for v in step.inputs}
-    after = {shift.source: shift.result for shift in shifts(part)}
+    after = {shift.source: shift for shift in shifts(part)}
+    before = {shift.result: shift for shift in shifts(part)}
     found: dict[int, list[Rotation]] = {}
     for shift in shifts(part):
-        source = after.get(shift.result)
-        if source is not None:
-            found.setdefault(readers[source], []).append(Rotation(shift.result, source, shift.group))
+        later = after.get(shift.result)
+        if later is not None:
+            rotation = Rotation(shift.result, later.result, shift.group, later.hops)
+            found.setdefault(readers[later.result], []).append(rotation)
             continue
-        first, before = shift.source, {result: source for source, result in after.items()}
+        first, gone = shift.source, shift.hops
         while first in before:
-            first = before[first]
+            first, gone = before[first].source, gone + before[first].hops
+        ring = mesh.size(shift.group)
+        hops = ring - gone if 2 * gone >= ring else -gone
         index = min(readers[shift.result] + 1, len(part.steps) - 1)
-        found.setdefault(index, []).append(Rotation(shift.result, first, shift.group))
+        found.setdefault(index, []).append(Rotation(shift.result, first, shift.group, hops))
     return found
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from titan.compiler.graph.model_graph import Convert, Part
 from titan.compiler.passes.ring import Rotation, arrive, homeward, pass_on, rotations
 from titan.compiler.plan.instruction import Instruction
+from titan.compiler.plan.mesh import Mesh
 from titan.compiler.plan.operators import Attribute
 from titan.compiler.plan.segment import Segment
 
@@ -57,6 +58,7 @@ class Transpose:
     frame: Callable[[Segment], tuple[str, ...]]
     buffers: Buffers
     given: dict[str, str]  # gradients of the part's outputs, from whoever consumed them
+    mesh: Mesh
     split: bool = False  # backward_input only; its weight frames (`weight_frame`) wait for backward_weight
     weight_frame: Namer = str
     current: dict[str, str] = field(default_factory=dict)
@@ -76,7 +78,7 @@ class Transpose:
                         self.remaining[name] = self.remaining.get(name, 0) + 1
             elif isinstance(step, Convert) and step.source in differentiable:
                 self.remaining[step.source] = self.remaining.get(step.source, 0) + 1
-        around, home = rotations(self.part), homeward(self.part)
+        around, home = rotations(self.part, self.mesh), homeward(self.part)
         for index, step in reversed(tuple(enumerate(self.part.steps))):
             for shift in home.get(index, ()):
                 self._send_home(shift)
@@ -93,13 +95,13 @@ class Transpose:
     def _rotate(self, rotation: Rotation) -> None:
         result, source = self.register(rotation.result), self.register(rotation.source)
         self.emitted += self.awaited.pop(source, [])
-        self.emitted += pass_on(result, source, rotation.group, "back", -1)
+        self.emitted += pass_on(result, source, rotation.group, "back", -rotation.hops)
         self.awaited[result] = arrive(result)
 
     def _send_home(self, shift: Convert) -> None:
         """Issued before the block of the step computes; its own part of the gradient is added on arrival."""
         name = self.issued[shift.result] = self._partial(shift.source)
-        self.emitted += pass_on(name, self.current[shift.result], shift.group, "back", -1)
+        self.emitted += pass_on(name, self.current[shift.result], shift.group, "back", -shift.hops)
 
     def _come_home(self, shift: Convert) -> None:
         name, total = self.issued[shift.result], self._name(shift.source)

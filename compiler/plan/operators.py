@@ -22,7 +22,7 @@ from titan.compiler.plan.mixture import (
     scores_flops,
     scores_type,
 )
-from titan.compiler.plan.sequence import mean_pairs
+from titan.compiler.plan.sequence import mean_pairs, seen_pairs
 from titan.compiler.plan.tensor import (
     DTYPE_BYTES,
     Attribute,
@@ -152,10 +152,11 @@ def _attention_type(attributes: Mapping[str, Attribute], ins: tuple[TensorType, 
 
 
 def _attention_flops(attributes: Mapping[str, Attribute], ins: tuple[TensorType, ...]) -> Flops:
-    """Two matrix products forward, five backward (the scores are formed again); a causal mask leaves half of them."""
+    """Two matrix products forward, five backward (the scores are formed again), over the pairs that the mask leaves; a
+    mean over the ranks that share the queries."""
     batch, sequence, width = ins[0].shape
-    visible = 0.5 if attributes.get("causal", True) else 1.0
-    product = 2.0 * batch * sequence * ins[1].shape[1] * width * visible
+    keys = ins[1].shape[1]
+    product = 2.0 * batch * width * seen_pairs(attributes, keys) * sequence / keys
     return Flops(2 * product, 5 * product)
 
 

@@ -40,7 +40,8 @@ def _kind_of(usual: str) -> Callable[[Any], str]:
 
 class Attention(Part):
     """Causal self-attention with grouped keys and values; `bias` is on q, k, v, `out_bias` on the output projection,
-    `qk_norm` normalises every head of queries and keys."""
+    `qk_norm` normalises every head of queries and keys. With a `window` a token sees so many, itself the last; blocks
+    may say otherwise."""
 
     KINDS = ("gqa",)
     kind: Literal["gqa"] = "gqa"
@@ -66,8 +67,6 @@ class Attention(Part):
             legal = around(divisors(self.heads), self.kv_heads)
             text = f"heads = {self.heads} is not a multiple of kv_heads = {self.kv_heads}"
             raise refuse("T232", text, legal, at="kv_heads")
-        if self.window is not None:
-            raise refuse("T224", "attention windows are not available in this version; leave `window` out", at="window")
         return self
 
 
@@ -115,13 +114,15 @@ class Rope(Part):
 
 
 class Dense(Part):
-    """A decoder block with one feed-forward layer of inner width `ffn` (per matrix)."""
+    """A decoder block with one feed-forward layer of inner width `ffn` (per matrix). `window`: how many tokens its
+    attention sees (`none`: all before); not written, what the model's attention says."""
 
     KINDS = ("dense",)
     kind: Literal["dense"] = "dense"
     ffn: Count
     activation: Literal["swiglu", "gelu", "gelu_tanh", "relu"] = "swiglu"
     bias: Flag = False
+    window: Annotated[Count | None, NONE_WORD] = None
 
     def matrices(self) -> int:
         """Weight matrices of the feed-forward layer: gate, up, down or up, down."""
@@ -130,7 +131,7 @@ class Dense(Part):
 
 class Moe(Part):
     """A decoder block whose feed-forward layer is a mixture: every token goes through `top_k` of `experts` experts of
-    inner width `ffn`, and through `shared` further ones of that width."""
+    inner width `ffn`, and through `shared` further ones of that width. `window` as in `dense`."""
 
     KINDS = ("moe",)
     kind: Literal["moe"] = "moe"
@@ -140,6 +141,7 @@ class Moe(Part):
     shared: Natural = 0
     activation: Literal["swiglu"] = "swiglu"
     bias: Literal[False] = False
+    window: Annotated[Count | None, NONE_WORD] = None
 
     @model_validator(mode="after")
     def _chosen(self) -> Moe:
@@ -192,7 +194,8 @@ class Model(Part):
     @model_validator(mode="before")
     @classmethod
     def _complete(cls, data: Any) -> Any:
-        """A lone block is one layer; without `head_dim` heads share the hidden width."""
+        """A lone block is one layer; without `head_dim` heads share the hidden width; the window of the attention is
+        that of all blocks that name none."""
         if not isinstance(data, dict):
             return data
         if isinstance(data.get("layers"), dict):
@@ -201,6 +204,9 @@ class Model(Part):
         if isinstance(attention, dict) and "head_dim" not in attention and attention.get(KIND) != "mla":
             width = _head_dim(whole(data.get("hidden")), whole(attention.get("heads")))
             data = data | {"attention": attention | ({} if width is None else {"head_dim": width})}
+        window = whole(attention.get("window")) if isinstance(attention, dict) else None
+        if window is not None and isinstance(data.get("layers"), list):
+            data = data | {"layers": [_with_window(group, attention["window"]) for group in data["layers"]]}
         return data
 
     @model_validator(mode="after")
@@ -225,6 +231,17 @@ class Model(Part):
                 found = getattr(self.attention, key)
                 text = f"rotary positions turn pairs of numbers, so {key} = {found} must be even"
                 raise refuse("T232", text, at=f"attention.{key}")
+        return self
+
+    @model_validator(mode="after")
+    def _windowed(self) -> Model:
+        """Windows are of grouped-query attention."""
+        if isinstance(self.attention, Attention):
+            return self
+        for number, group in enumerate(self.layers):
+            if group.block.window is not None:
+                kind = "latent attention" if self.attention else "attention = none"
+                raise refuse("T224", f"{kind} has no window", ("window = none",), at=f"layers.{number}.block.window")
         return self
 
     @property
@@ -290,6 +307,11 @@ class Model(Part):
 
     def _norm_count(self) -> int:
         return {"rms_norm": 1, "layer_norm": 2, "none": 0}[self.norm] * self.hidden
+
+
+def _with_window(group: Any, window: Any) -> Any:
+    block = group.get("block") if isinstance(group, dict) else None
+    return group | {"block": {"window": window, **block}} if isinstance(block, dict) else group
 
 
 def _head_dim(hidden: int | None, heads: int | None) -> int | Problem | None:

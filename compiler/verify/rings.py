@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from titan.compiler.plan.instruction import Instruction, type_name
 from titan.compiler.plan.layout import sharded_by
+from titan.compiler.plan.mask import sees
 from titan.compiler.plan.program import Block, Plan, Role
 from titan.compiler.plan.segment import Call, Segment
+from titan.compiler.plan.sequence import held
 from titan.compiler.verify.findings import Finding, at
 
 
@@ -158,7 +161,11 @@ class Circulation:
         around = sharded_by(segment.types[call.operands[0]].layout, 1)
         if around != (factor,) or mesh.size(factor) != ring:
             return f"step {step} of a ring of {ring} stands on {factor}, its queries are divided over {around}"
-        if (step == ring - 1) != bool(given["final"]):
+        queries = segment.types[call.operands[0]].shape[1]
+        needed = _needed(ring, bool(given["zigzag"]), queries, int(given.get("window", 0)))
+        if step not in needed:
+            return f"no rank sees any key in step {step} of a ring of {ring}"
+        if (step == needed[-1]) != bool(given["final"]):
             return f"step {step} of a ring of {ring} is {'' if given['final'] else 'not '}the final one"
         gone = [self.place(registers[name])[1] for name in ("q", "kv")]
         if gone != [0, step]:
@@ -174,9 +181,20 @@ class Circulation:
         attributes = {**dict(before.attributes), "step": step, "final": given["final"]}
         if not same or held["lse"] != registers["partial_lse"] or attributes != given:
             return f"step {step} of the ring goes on with another attention"
-        if dict(before.attributes)["step"] != step - 1:
+        if dict(before.attributes)["step"] != needed[needed.index(step) - 1]:
             return f"step {step} of the ring follows step {dict(before.attributes)['step']}"
         return ""
+
+
+@lru_cache(maxsize=256)
+def _needed(ring: int, zigzag: bool, length: int, window: int) -> tuple[int, ...]:
+    """Steps in which any rank sees any of the visiting keys, by the positions that the ranks hold."""
+    if not window:
+        return tuple(range(ring))
+    blocks = [held(rank, ring, zigzag, length) for rank in range(ring)]
+    near = {(q - k) % ring for q in range(ring) for k in range(ring)
+            if any(sees(own, other, window) for own in blocks[q] for other in blocks[k])}  # fmt: skip
+    return tuple(sorted(near))
 
 
 def permutations(plan: Plan) -> Iterator[Finding]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 from titan.compiler.plan.instruction import Instruction
-from titan.compiler.plan.sequence import Run, runs
+from titan.compiler.plan.mask import Run
+from titan.compiler.plan.sequence import runs
 from titan.runtime.data import IGNORED
 from titan.runtime.documents import Documents
 from titan.runtime.dtypes import DTYPES

@@ -1,12 +1,15 @@
 """Scaled dot-product attention with grouped queries, by fused kernels that keep the log-sum-exp.
 
 With `causal`, the queries stand at positions start .. start + s of the keys: the earlier keys are one block seen by all
-queries, the next s keys a triangular block; keys beyond are never read.
+queries, the next s keys a triangular block; keys beyond are never read. With a `window` every query sees only so many
+keys, its own the last.
 """
 
 from __future__ import annotations
 
+from titan.compiler.plan.mask import squares
 from titan.runtime.attention_blocks import attention_block, attention_block_backward, merge
+from titan.runtime.attention_squares import Seen, attention_of, everywhere, gradients_of
 from titan.runtime.place import Attributes, Gradients, Place, Saved
 from torch import Tensor
 
@@ -15,6 +18,9 @@ def forward(attributes: Attributes, place: Place, q: Tensor, k: Tensor, v: Tenso
     """q [batch, s, heads * d]; k, v [batch, t, kv_heads * d] -> (out as q, lse [batch, heads, s])."""
     width, causal = int(attributes["head_dim"]), bool(attributes.get("causal", True))
     start, length = int(attributes.get("start", 0)), q.shape[1]
+    if "window" in attributes:
+        out, lse = attention_of(attributes, (q, k, v), _windowed(attributes, q, k))
+        return out.to(q.dtype), lse
     qs, ks, vs = (_heads(x, width) for x in (q, k, v))
     if not causal:
         out, lse = attention_block(qs, ks, vs, False)
@@ -27,6 +33,9 @@ def forward(attributes: Attributes, place: Place, q: Tensor, k: Tensor, v: Tenso
 
 
 def backward_input(attributes: Attributes, place: Place, saved: Saved, gradients: Gradients) -> tuple[Tensor, ...]:
+    if "window" in attributes:
+        seen = _windowed(attributes, saved["q"], saved["k"])
+        return tuple(d.to(saved["q"].dtype) for d in gradients_of(attributes, saved, gradients[0], seen))
     width, causal = int(attributes["head_dim"]), bool(attributes.get("causal", True))
     names = (saved["q"], saved["k"], saved["v"], saved["out"], gradients[0])
     q, k, v, out, dy = (_heads(x, width) for x in names)
@@ -40,6 +49,11 @@ def backward_weight(
     attributes: Attributes, place: Place, saved: Saved, gradients: Gradients, into: tuple[Tensor, ...]
 ) -> None:
     return None
+
+
+def _windowed(attributes: Attributes, q: Tensor, k: Tensor) -> Seen:
+    queries, keys = (int(attributes.get("start", 0)), q.shape[1]), (0, k.shape[1])
+    return everywhere(squares(queries, keys, int(attributes["window"])))
 
 
 def _offset_backward(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-from titan.compiler.plan.sequence import Run
-from titan.runtime.documents import attend, attend_backward
-from titan.runtime.dtypes import statistics
+from titan.runtime.attention_squares import attention_of, gradients_of
+from titan.runtime.documents import Places, seen
 from titan.runtime.place import Attributes, Gradients, Place, Saved
 from torch import Tensor
 
@@ -14,16 +12,13 @@ def forward(
     attributes: Attributes, place: Place, q: Tensor, k: Tensor, v: Tensor, starts: Tensor
 ) -> tuple[Tensor, ...]:
     """q [batch, s, heads * d]; k, v [batch, t, kv_heads * d]; starts [batch, s] -> (out as q, lse)."""
-    dtype, heads = statistics(q.dtype), q.shape[2] // int(attributes["head_dim"])
-    out = torch.zeros(q.shape, dtype=dtype, device=q.device)
-    lse = torch.full((q.shape[0], heads, q.shape[1]), -torch.inf, dtype=dtype, device=q.device)
-    attend(attributes, (q, k, v, starts), _places(attributes, q, k), out, lse)
+    out, lse = attention_of(attributes, (q, k, v), seen(attributes, _places(attributes, q, k), starts))
     return out.to(q.dtype), lse
 
 
 def backward_input(attributes: Attributes, place: Place, saved: Saved, gradients: Gradients) -> tuple[Tensor, ...]:
-    places = _places(attributes, saved["q"], saved["k"])
-    return tuple(d.to(saved["q"].dtype) for d in attend_backward(attributes, saved, gradients[0], places))
+    found = seen(attributes, _places(attributes, saved["q"], saved["k"]), saved["starts"])
+    return tuple(d.to(saved["q"].dtype) for d in gradients_of(attributes, saved, gradients[0], found))
 
 
 def backward_weight(
@@ -32,5 +27,5 @@ def backward_weight(
     return None
 
 
-def _places(attributes: Attributes, q: Tensor, k: Tensor) -> tuple[tuple[Run, ...], tuple[Run, ...]]:
+def _places(attributes: Attributes, q: Tensor, k: Tensor) -> Places:
     return ((int(attributes.get("start", 0)), q.shape[1]),), ((0, k.shape[1]),)

@@ -7,7 +7,7 @@ every layout, micro-batch size and recomputation draws the same mask.
 from __future__ import annotations
 
 import torch
-from titan.compiler.plan.sequence import Run
+from titan.compiler.plan.mask import Run
 from titan.runtime.place import Attributes, Gradients, Place, Saved
 from titan.runtime.positions import positions, runs_of
 from titan.runtime.random import bits, key

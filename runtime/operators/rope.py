@@ -10,7 +10,7 @@ from functools import lru_cache
 from math import pi
 
 import torch
-from titan.compiler.plan.sequence import Run
+from titan.compiler.plan.mask import Run
 from titan.runtime.dtypes import statistics
 from titan.runtime.place import Attributes, Gradients, Place, Saved
 from titan.runtime.positions import positions, runs_of

@@ -70,6 +70,20 @@ def _llama(scaling: dict[str, Any] | None) -> nn.Module:
     return _shaken(LlamaForCausalLM(config))
 
 
+def _mistral(window: int) -> nn.Module:
+    from transformers import MistralConfig, MistralForCausalLM
+
+    newer = hasattr(MistralConfig(), "rope_parameters")
+    rope = {"rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}} if newer else {"rope_theta": 1e4}
+    config = MistralConfig(
+        vocab_size=VOCAB, hidden_size=HIDDEN, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, max_position_embeddings=64, rms_norm_eps=1e-5, tie_word_embeddings=False,
+        initializer_range=0.2, sliding_window=window, **rope,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    return _shaken(MistralForCausalLM(config))
+
+
 def _gpt2_peer() -> nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -187,6 +201,14 @@ def test_scaled_llama_in_float32() -> None:
     _compared(_llama(theirs), _llama_names, model, 2e-4)
     with pytest.raises(AssertionError):
         _compared(_llama(theirs), _llama_names, _model(), 2e-4)
+
+
+@pytest.mark.parametrize("window", [1, 7, LENGTH - 1, LENGTH + 5])
+def test_mistral_in_float64(window: int) -> None:
+    peer = _mistral(window)
+    _made_exact(peer)
+    block = {"kind": "dense", "ffn": 48, "activation": "swiglu", "bias": False, "window": window}
+    _compared(peer.double(), _llama_names, _model(layers=[{"count": 2, "block": block}]), 1e-10)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 2e-4)])

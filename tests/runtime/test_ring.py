@@ -209,8 +209,11 @@ PACKED: tuple[dict[str, Any], ...] = (
 
 @cache
 def one_by_one(family: str) -> tuple[float, dict[str, torch.Tensor]]:
+    return documents_alone(packed(family))
+
+
+def documents_alone(found: Spec) -> tuple[float, dict[str, torch.Tensor]]:
     """Loss and gradients of the documents of a batch, each run alone through plain autograd."""
-    found = packed(family)
     single = lower(found, single_strategy(found))
     state = (allocate(single, 0),)
     parameters = {n: p.clone().requires_grad_() for n, p in collect_parameters(state, single).items()}
@@ -240,8 +243,11 @@ def test_packed_documents_equal_documents_run_one_by_one(choices: dict[str, Any]
     found = packed(family)
     plan = lower(found, strategy(found, **choices))
     assert unproven(plan) == []
-    loss, gradients = one_by_one(family)
-    trained = train_plan(plan, found, steps=1)
+    equal(train_plan(plan, found, steps=1), *one_by_one(family))
+
+
+def equal(trained: Training, loss: float, gradients: dict[str, torch.Tensor]) -> None:
+    """Loss and gradients of the first step."""
     assert trained.losses[0] == pytest.approx(loss, rel=1e-13)
     largest = max(float(g.abs().max()) for g in gradients.values())
     for name, gradient in gradients.items():

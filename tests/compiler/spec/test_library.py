@@ -18,7 +18,7 @@ from tests.compiler.spec.writing import resolved
 ROOT = Path(__file__).parents[3]
 FACTS = json.loads((ROOT / "tests/fixtures/public_models.json").read_text())["models"]
 MIXTURES = json.loads((ROOT / "tests/fixtures/public_mixtures.json").read_text())["models"]
-TINY = ("llama", "gpt2", "exact", "odd_vocab")
+TINY = ("llama", "gpt2", "exact", "odd_vocab", "local_global")
 CLUSTERS = (
     "nvidia.dgx_b200",
     "nvidia.dgx_b300",
@@ -102,6 +102,11 @@ def test_the_test_models_are_what_they_are_for() -> None:
     assert (exact.norm, exact.positions, exact.initializer, exact.attention) == ("none", "none", "power_of_two", None)
     assert all(block.activation == "relu" for block in exact.blocks)
     assert all(model("tiny.odd_vocab").vocab % degree for degree in (2, 3, 4, 8))
+
+
+def test_windows_of_the_library() -> None:
+    assert {block.window for block in model("mistral.mistral_7b").blocks} == {4096}
+    assert [block.window for block in model("tiny.local_global").blocks] == [32, None, 32, None]
 
 
 @pytest.mark.parametrize("name", CLUSTERS)
