@@ -10,8 +10,8 @@ from titan.compiler.graph.model_graph import Convert, ModelGraph, Part
 from titan.compiler.passes.layouts import first_index, permutation
 from titan.compiler.passes.liveness import outside_reads
 from titan.compiler.passes.recompute import Layer, Tiers, aliases, alternatives
-from titan.compiler.passes.ring import arrive, pass_on
-from titan.compiler.passes.transpose import Transpose, collective
+from titan.compiler.passes.ring import arrive, leading, pass_on, visited_last
+from titan.compiler.passes.transpose import Transpose, again, collective
 from titan.compiler.passes.zero import Draft
 from titan.compiler.plan.instruction import Instruction
 from titan.compiler.plan.segment import TIERS, Segment, bind
@@ -215,17 +215,22 @@ class BlockWriter:
         return emitted
 
     def _backward(self, chunk: Chunk, split: bool) -> list[Instruction]:
-        """The first rebuild stands before the wait for the gradient: it needs nothing of it."""
+        """The first rebuild stands before the wait for the gradient: it needs nothing of it. What comes around a ring
+        again is issued under the ring's last block in the layer above."""
         emitted: list[Instruction] = []
         received = _receive(f"d.{chunk.exit}", chunk.after)
+        above = ""
         for index, layer in reversed(chunk.chain):
             part = self.graph.parts[index]
             names = Names(part, layer, self.layers)
             variants = self._variants(part, names)
             buffers = partial(self._buffers, names=names)
-            emitted += alternatives({v.tier: v.rebuild(buffers) for v in variants}, names.tier) + received
+            rebuild = alternatives({v.tier: v.rebuild(buffers) for v in variants}, names.tier)
+            for rotation in leading(part, self.graph.mesh):
+                _issue_early(again(rotation, variants[0].register), emitted, above, rebuild)
+            emitted += rebuild + received
             emitted += alternatives({v.tier: self._transpose(v, split) for v in variants}, names.tier)
-            received = []
+            above, received = names.unit(visited_last(part)), []
         return emitted + received + _send(f"d.{chunk.entry}", chunk.before, "grad")
 
     def _transpose(self, layer: Layer, split: bool) -> list[Instruction]:
@@ -254,6 +259,17 @@ def _draft(
     by_tier: tuple[tuple[str, frozenset[str]], ...] = (),
 ) -> Draft:
     return Draft(f"{phase}.c{chunk.number}", tuple(instructions), frozenset(outlive), by_tier)
+
+
+def _issue_early(issued: list[Instruction], emitted: list[Instruction], above: str, rebuild: list[Instruction]) -> None:
+    """Puts an exchange where what it sends has been rebuilt, or before the backward of the unit `above`, or first."""
+    source = issued[0].reads[0]
+    made = next((n for n, i in enumerate(rebuild) if source in i.writes), None)
+    if made is not None:
+        rebuild[made + 1 : made + 1] = issued
+    else:
+        place = next((n for n, i in enumerate(emitted) if above and i.unit == above and i.opcode != "recompute"), 0)
+        emitted[place:place] = issued
 
 
 def _receive(register: str, offset: int | None) -> list[Instruction]:

@@ -134,27 +134,41 @@ class Rotation:
     hops: int
 
 
-def rotations(part: Part, mesh: Mesh) -> dict[int, list[Rotation]]:
-    """What backward passes on before it visits the step of each index. The first rotation goes one step ahead of the
-    attention, the others one step ahead of the block that needs them."""
+def rotations(part: Part) -> dict[int, list[Rotation]]:
+    """What backward passes on before it visits the step of each index, one step ahead of the block that needs it; the
+    first ones (`leading`) go ahead of the whole part."""
     readers = {v: n for n, step in enumerate(part.steps) if isinstance(step, Segment) for v in step.inputs}
     after = {shift.source: shift for shift in shifts(part)}
-    before = {shift.result: shift for shift in shifts(part)}
     found: dict[int, list[Rotation]] = {}
     for shift in shifts(part):
         later = after.get(shift.result)
         if later is not None:
             rotation = Rotation(shift.result, later.result, shift.group, later.hops)
             found.setdefault(readers[later.result], []).append(rotation)
-            continue
-        first, gone = shift.source, shift.hops
-        while first in before:
-            first, gone = before[first].source, gone + before[first].hops
-        ring = mesh.size(shift.group)
-        hops = ring - gone if 2 * gone >= ring else -gone
-        index = min(readers[shift.result] + 1, len(part.steps) - 1)
-        found.setdefault(index, []).append(Rotation(shift.result, first, shift.group, hops))
     return found
+
+
+def leading(part: Part, mesh: Mesh) -> tuple[Rotation, ...]:
+    """The first rotations of backward. They pass on what a rank started with, which is there long before: issued
+    under the attention of the layer above they hide like all others."""
+    before, sources = {shift.result: shift for shift in shifts(part)}, {shift.source for shift in shifts(part)}
+    found = []
+    for shift in shifts(part):
+        if shift.result not in sources:
+            first, gone = shift.source, shift.hops
+            while first in before:
+                first, gone = before[first].source, gone + before[first].hops
+            ring = mesh.size(shift.group)
+            hops = ring - gone if 2 * gone >= ring else -gone
+            found.append(Rotation(shift.result, first, shift.group, hops))
+    return tuple(found)
+
+
+def visited_last(part: Part) -> str:
+    """The segment whose backward is the last block of a ring; empty without a ring."""
+    sources = {shift.source for shift in shifts(part)} - {shift.result for shift in shifts(part)}
+    found = (s.name for s in part.steps if isinstance(s, Segment) and s.body[0].row.alone and sources & {*s.inputs})
+    return next(found, "")
 
 
 def homeward(part: Part) -> dict[int, list[Convert]]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from titan.compiler.graph.model_graph import Convert, Part
-from titan.compiler.passes.ring import Rotation, arrive, homeward, pass_on, rotations
+from titan.compiler.passes.ring import Rotation, arrive, homeward, leading, pass_on, rotations
 from titan.compiler.plan.instruction import Instruction
 from titan.compiler.plan.mesh import Mesh
 from titan.compiler.plan.operators import Attribute
@@ -39,6 +39,11 @@ def collective(
         Instruction(opcode, (f"{result}?",), (source,), (), "", step.group, step.group, tuple(attributes.items())),
         Instruction("wait", (result,), (f"{result}?",)),
     ]
+
+
+def again(rotation: Rotation, register: Namer) -> list[Instruction]:
+    """Passes a value on that comes around a ring again in backward."""
+    return pass_on(register(rotation.result), register(rotation.source), rotation.group, "back", -rotation.hops)
 
 
 def _known(dim: int | None) -> int:
@@ -78,7 +83,9 @@ class Transpose:
                         self.remaining[name] = self.remaining.get(name, 0) + 1
             elif isinstance(step, Convert) and step.source in differentiable:
                 self.remaining[step.source] = self.remaining.get(step.source, 0) + 1
-        around, home = rotations(self.part, self.mesh), homeward(self.part)
+        around, home = rotations(self.part), homeward(self.part)
+        first = (self.register(rotation.result) for rotation in leading(self.part, self.mesh))
+        self.awaited = {name: arrive(name) for name in first}
         for index, step in reversed(tuple(enumerate(self.part.steps))):
             for shift in home.get(index, ()):
                 self._send_home(shift)
@@ -95,7 +102,7 @@ class Transpose:
     def _rotate(self, rotation: Rotation) -> None:
         result, source = self.register(rotation.result), self.register(rotation.source)
         self.emitted += self.awaited.pop(source, [])
-        self.emitted += pass_on(result, source, rotation.group, "back", -rotation.hops)
+        self.emitted += again(rotation, self.register)
         self.awaited[result] = arrive(result)
 
     def _send_home(self, shift: Convert) -> None:

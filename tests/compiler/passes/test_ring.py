@@ -184,6 +184,23 @@ def test_the_next_keys_are_on_their_way_while_a_step_computes() -> None:
         assert any(n < step < waited for step, _ in _steps(found, "B.c0")), "a gradient travels beside a block"
 
 
+@pytest.mark.parametrize("recompute", ["none", "full", "adaptive"])
+def test_the_first_keys_of_backward_travel_under_the_layer_above(recompute: str) -> None:
+    """No block of the layer itself could hide them. Where its own keys are rebuilt they leave with those."""
+    listed = block(plan(4, recompute=recompute), "B.c0").instructions
+    for layer in range(LAYERS):
+        issued = next(n for n, i in enumerate(listed) if i.writes == (f"r.kv.ring3.l{layer}:i?",))
+        below = [n for n, i in enumerate(listed) if i.unit == f"s5.l{layer}" and i.opcode == "backward"]
+        above = [n for n, i in enumerate(listed) if i.unit == f"s1.l{layer + 1}" and i.opcode == "backward"]
+        assert issued < below[0]
+        if recompute == "full":
+            assert listed[issued - 2].opcode == "recompute"
+        elif above:
+            assert issued < above[0]
+        else:
+            assert issued == 1
+
+
 def test_memory_holds_two_blocks_whatever_the_degree() -> None:
     """What is alive in a step beside what is kept: keys and values that compute, and those that arrive. At a fixed
     sequence everything falls as 1/c."""
