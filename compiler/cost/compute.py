@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from titan.compiler.cost.curves import curve_name, operator_size
 from titan.compiler.cost.machine import Machine
 from titan.compiler.plan.mask import band_pairs
 from titan.compiler.plan.operators import DTYPE_BYTES, TensorType
@@ -85,6 +86,9 @@ def _call_seconds(machine: Machine, segment: Segment, call: Call) -> Seconds:
     results = tuple(segment.types[name] for name in call.results)
     needed = [o for n, o in zip(call.row.operands, call.operands, strict=True) if n not in call.row.data]
     backward = call.row.differentiable and any(o in segment.differentiable for o in needed)
+    measured = _measured_seconds(machine, segment, call, backward)
+    if measured is not None:
+        return measured
     if call.operator in ("linear", "expert_linear"):
         return _linear_seconds(machine, call, operands, call.operands[0] in segment.differentiable)
     if call.operator == "latent_attention":
@@ -131,6 +135,36 @@ def _call_seconds(machine: Machine, segment: Segment, call: Call) -> Seconds:
         passes = machine.figures["norm_passes"]
         return Seconds(forward * passes, after * passes)
     return Seconds(forward, after)
+
+
+def _measured_seconds(machine: Machine, segment: Segment, call: Call, backward: bool) -> Seconds | None:
+    """By the machine's own curves; None where it has none for this operator."""
+    row, types = call.row, segment.types
+    operands, results = (tuple(types[name] for name in names) for names in (call.operands, call.results))
+    dtype = operands[1 if "tokens" in row.data[:1] else 0].dtype
+    forward = machine.curves.get(curve_name(call.operator, "forward", dtype))
+    if forward is None:
+        return None
+    size, host = (
+        operator_size(call, operands, results, machine.figures["matmul_half_dim"]),
+        machine.figures["call_seconds"],
+    )
+
+    def seconds(phase: str) -> float:
+        curve = machine.curves.get(curve_name(call.operator, phase, dtype))
+        return curve(size) + host if curve else 0.0
+
+    inputs = any(
+        o in segment.differentiable
+        for n, o in zip(row.operands, call.operands, strict=True)
+        if n not in row.data and n not in row.parameters
+    )
+    together = row.weight_with_input and seconds("backward")
+    return Seconds(
+        forward(size) + host,
+        (together or seconds("backward_input")) if backward and (inputs or row.weight_with_input) else 0.0,
+        seconds("backward_weight") if backward and row.parameters and not together else 0.0,
+    )
 
 
 def _scores_seconds(machine: Machine, call: Call, operands: tuple[TensorType, ...]) -> Seconds:

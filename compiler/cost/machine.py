@@ -6,8 +6,10 @@ It is read from the cluster of a plan's settings, so that a plan file can be pri
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+from titan.compiler.cost.curves import Curve, read_curves
 
 # plan dtype -> name of the peak in a cluster's device
 PEAK_OF = {"f8": "fp8", "bf16": "bf16", "f16": "fp16", "f32": "fp32", "f64": "fp64"}
@@ -34,6 +36,9 @@ FIGURES: dict[str, tuple[float, str]] = {
     "memory": (0.85, "share of the memory bandwidth that streaming kernels reach"),
     "launch_seconds": (4e-6, "shortest time of one operator"),
     "host_seconds": (0.0, "time in which the host issues one operator; a segment is never faster than its host"),
+    "call_seconds": (0.0, "time of the interpreter around each operator call"),
+    "instruction_seconds": (0.0, "time of the interpreter for each instruction"),
+    "communication_load": (1.0, "share of a core that a rank's running collective takes, where ranks share cores"),
     "step_seconds": (0.0, "fixed time of a step outside its instructions: data, bookkeeping, unequal ranks"),
     "misaligned": (0.5, "rate of products of attention heads whose width is no multiple of 8, as a share"),
     "intra": (0.80, "share of the link bandwidth that collectives reach inside a node"),
@@ -57,7 +62,8 @@ class Level:
 
 @dataclass(frozen=True)
 class Machine:
-    """Figures of a cluster in base units; `peaks` by plan dtype, without entries that are not known."""
+    """Figures of a cluster in base units; `peaks` by plan dtype, without entries that are not known; `curves` are
+    measured and stand before formulas. The devices of a node share `cores`; 0: each computes by itself."""
 
     name: str
     nodes: int
@@ -70,6 +76,8 @@ class Machine:
     inter: Level
     price_per_device_hour: float | None
     figures: Mapping[str, float]
+    curves: Mapping[str, Curve] = field(default_factory=dict)
+    cores: int = 0
 
     def peak(self, dtype: str) -> float | None:
         """Dense peak FLOP/s of a dtype, None when not known."""
@@ -102,6 +110,8 @@ def read_machine(cluster: Mapping[str, Any]) -> Machine:
         inter=_level(cluster["inter"], figures["inter"]),
         price_per_device_hour=cluster.get("price_per_device_hour"),
         figures=figures,
+        curves=read_curves(cluster),
+        cores=int(cluster.get("cores") or 0),
     )
 
 

@@ -67,6 +67,8 @@ def collective_seconds(machine: Machine, opcode: str, placement: Placement, whol
     n, nodes = placement.size, placement.nodes
     if n == 1:
         return 0.0
+    if nodes == 1 and (measured := _measured_seconds(machine, opcode, n, whole)) is not None:
+        return measured
     rounds = 2 if opcode == "all_reduce" else 1
     if opcode == "all_to_all":
         return _exchange_seconds(machine, placement, whole)
@@ -77,6 +79,18 @@ def collective_seconds(machine: Machine, opcode: str, placement: Placement, whol
     slowest = (machine.inter if nodes > 1 else machine.intra).bandwidth
     tree = 2 * (near * machine.intra.latency + between * machine.inter.latency + whole / slowest)
     return min(ring, tree)
+
+
+def _measured_seconds(machine: Machine, opcode: str, size: int, whole: float) -> float | None:
+    """By the curve of the group's size; of a size that was not measured by the nearest one, bytes and messages in
+    proportion to what each member sends."""
+    if (curve := machine.curves.get(f"{opcode}_{size}")) is not None:
+        return curve(whole)
+    known = [n for n in range(2, 2 * size) if f"{opcode}_{n}" in machine.curves]
+    if not known:
+        return None
+    near = min(known, key=lambda n: abs(n - size))
+    return machine.curves[f"{opcode}_{near}"](whole) * (size - 1) / (near - 1)
 
 
 def _ring_bytes_seconds(machine: Machine, placement: Placement, whole: float) -> float:
@@ -105,5 +119,8 @@ def _exchange_seconds(machine: Machine, placement: Placement, whole: float) -> f
 
 def transfer_seconds(machine: Machine, crosses_nodes: bool, moved: float) -> float:
     """One point-to-point message."""
+    curve = machine.curves.get("send")
+    if curve is not None and not crosses_nodes:
+        return curve(moved)
     level = machine.inter if crosses_nodes else machine.intra
     return level.latency + moved / level.bandwidth

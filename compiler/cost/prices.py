@@ -23,6 +23,7 @@ class Prices:
     def __init__(self, plan: Plan, machine: Machine | None = None) -> None:
         self.plan = plan
         self.machine = machine or read_machine(plan.setting("cluster"))
+        self._host = _nanoseconds(self.machine.figures["instruction_seconds"])
         self._segments: dict[str, Seconds] = {}
         self._memo: dict[tuple[object, ...], int] = {}
         self._placements: dict[tuple[str, int], Placement] = {}
@@ -33,12 +34,12 @@ class Prices:
         """Nanoseconds; the slower one where ranks of the role differ."""
         opcode, row = instruction.opcode, instruction.row
         if opcode in _FREE:
-            return 0
+            return self._host
         if row.unit:
-            return self._unit(opcode, parse_unit(instruction.unit)[0], str(instruction.attribute("tier")))
+            return self._host + self._unit(opcode, parse_unit(instruction.unit)[0], str(instruction.attribute("tier")))
         if row.asynchronous:
             return self._asynchronous(role, instruction)
-        return _nanoseconds(self._plain(instruction))
+        return self._host + _nanoseconds(self._plain(instruction))
 
     def _unit(self, opcode: str, segment: str, tier: str) -> int:
         key = (opcode, segment, tier)
@@ -64,6 +65,9 @@ class Prices:
 
     def _plain(self, instruction: Instruction) -> float:
         """Parameter and data instructions: bound by memory."""
+        curve = self.machine.curves.get(instruction.opcode)
+        if curve is not None:
+            return curve(self.plain_bytes(instruction))
         if instruction.opcode == "add":
             return moved_seconds(self.machine, 3.0 * self.plan.types[type_name(instruction.writes[0])].bytes)
         if instruction.opcode == "grad_norm":
@@ -77,6 +81,20 @@ class Prices:
             bucket = self._bucket(instruction.updates[0])
             return optimizer_seconds(self.machine, bucket, self._own_elements(bucket))
         return self.machine.figures["launch_seconds"]
+
+    def plain_bytes(self, instruction: Instruction) -> float:
+        """Bytes that size a parameter or data instruction on a measured curve: gradients read, buffers zeroed, own
+        elements of what is updated (in their dtype), values added or loaded."""
+        if instruction.opcode == "grad_norm":
+            return float(sum(self._grad_bytes(self._bucket(r), own=True) for r in instruction.reads if r[:2] == "g."))
+        if instruction.opcode == "zero_grad":
+            return float(sum(self._zeroed_bytes(u) for u in instruction.updates))
+        if instruction.opcode == "optimizer_step":
+            bucket = self._bucket(instruction.updates[0])
+            return float(self._own_elements(bucket) * DTYPE_BYTES[bucket.dtype])
+        if instruction.opcode == "open_grad":
+            return float(self._sizes.whole_bucket(instruction.writes[0]))
+        return float(sum(self._sizes.register(name) for name in instruction.writes))
 
     def _asynchronous(self, role: Role, instruction: Instruction) -> int:
         if instruction.row.kind == "transfer":

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from titan.compiler.cost.machine import Machine
 from titan.compiler.cost.prices import Prices
+from titan.compiler.cost.shared_cores import Clock, Loads
 from titan.compiler.cost.strands import BlockPieces, Cutter, Event, Name, Outcome, Strand, run_strand
 from titan.compiler.plan.program import BlockCall, Plan, Role
 from titan.compiler.plan.tiers import at_start
@@ -82,7 +83,7 @@ def simulate(
     """
     plan = at_start(plan)
     prices = prices or Prices(plan, machine)
-    network = _Network(plan, prices.machine.figures["overlap_slowdown"])
+    network = _Network(plan, prices.machine)
     cutter = Cutter(prices.price, network.crosses)
     walkers = [_Walker(role, role.order(order), cutter.cut(role), network) for role in plan.roles]
     ready = deque(walkers)
@@ -93,8 +94,27 @@ def simulate(
     if stuck:
         raise SimulationStalled(f"roles {', '.join(map(str, stuck))} wait for each other")
     step = max(max(w.clock, w.last, *w.streams.values()) for w in walkers)
-    step += round(prices.machine.figures.get("step_seconds", 0.0) * 1e9)
-    return Timeline(step, tuple(w.result(step) for w in walkers))
+    more = round(prices.machine.figures.get("step_seconds", 0.0) * 1e9)
+    found = Timeline(step + more, tuple(w.result(step + more) for w in walkers))
+    if network.loads is None:
+        return found
+    network.load_meetings()
+    return _stretched(found, network.loads.clock())
+
+
+def _stretched(timeline: Timeline, clock: Clock) -> Timeline:
+    """In real time; within a role all kinds of time are stretched alike."""
+    step = clock(timeline.step)
+
+    def role(r: RoleTime) -> RoleTime:
+        busy, exposed, bubble, span = (
+            round(t * step / max(timeline.step, 1)) for t in (r.busy, r.exposed, r.bubble, r.span_bubble)
+        )
+        return RoleTime(
+            r.pipeline, busy, exposed, bubble, span, clock(r.end), tuple((clock(a), clock(b)) for a, b in r.calls)
+        )
+
+    return Timeline(step, tuple(map(role, timeline.roles)))
 
 
 @dataclass(slots=True)
@@ -118,8 +138,15 @@ class _Meeting:
 class _Network:
     """All meetings by key, the roles that one of them has woken, and the outcomes of strands that roles share."""
 
-    def __init__(self, plan: Plan, slowdown: float) -> None:
-        self.plan, self.slowdown = plan, slowdown
+    def __init__(self, plan: Plan, machine: Machine) -> None:
+        self.plan = plan
+        self.slowdown = 1.0 if machine.cores else machine.figures["overlap_slowdown"]
+        self.loads = Loads(machine.cores) if machine.cores else None
+        self.share = self.communication = 0.0
+        if self.loads is not None:
+            nodes = max(min(machine.nodes, plan.mesh.world_size // machine.devices_per_node), 1)
+            self.share = plan.mesh.world_size / len(plan.roles) / nodes  # ranks of a role on a node
+            self.communication = machine.figures["communication_load"]
         self.meetings: dict[tuple[object, ...], _Meeting] = {}
         self.woken: dict[int, None] = {}
         self.crossing: dict[str, tuple[int, ...]] = {}
@@ -153,6 +180,19 @@ class _Network:
 
     def crosses(self, group: str) -> bool:
         return bool(self.members(group))
+
+    def load(self, start: int, work: tuple[tuple[int, int, bool], ...]) -> None:
+        """What the ranks of one role do from `start` on."""
+        assert self.loads is not None
+        for begin, stop, compute in work:
+            self.loads.add(start + begin, start + stop, self.share * (1.0 if compute else self.communication))
+
+    def load_meetings(self) -> None:
+        """Transfers and collectives across roles: every member takes part."""
+        for meeting in self.meetings.values():
+            for end, cost in zip(meeting.ends, meeting.cost, strict=True):
+                for _ in meeting.issued:
+                    self.load(end, ((-cost, 0, False),))
 
     def take_woken(self) -> list[int]:
         found, self.woken = list(self.woken), {}
@@ -212,11 +252,14 @@ class _Walker:
         key = (id(strand), clocks, imports, active)
         found = self.outcomes.get(key)
         if found is None:
-            found = self.outcomes[key] = run_strand(strand, clocks, imports, active, self.network.slowdown)
+            record = self.network.loads is not None
+            found = self.outcomes[key] = run_strand(strand, clocks, imports, active, self.network.slowdown, record)
         if self.started < 0 and found.busy:
             self.started = now
         if self.bubble_first < 0 and self.pieces[self.order[self.position].block].units and found.busy:
             self.bubble_first = self.bubble
+        if found.work:
+            self.network.load(now, found.work)
         self.clock = now + found.advance
         self.busy += found.busy
         self.exposed += found.advance - found.busy

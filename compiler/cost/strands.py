@@ -35,6 +35,7 @@ class Outcome:
     busy: int
     streams: tuple[int, ...]
     exports: tuple[int, ...]
+    work: tuple[tuple[int, int, bool], ...] = ()  # (start, stop, compute or else communication), where asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,26 +59,36 @@ class BlockPieces:
 
 
 def run_strand(
-    strand: Strand, streams: tuple[int, ...], imports: tuple[int, ...], active: int = 0, slowdown: float = 1.0
+    strand: Strand,
+    streams: tuple[int, ...],
+    imports: tuple[int, ...],
+    active: int = 0,
+    slowdown: float = 1.0,
+    record: bool = False,
 ) -> Outcome:
     """Walk a strand from compute clock 0, with the streams' clocks and the completion times of its imports.
 
-    Until `active`, and while a collective issued here runs, compute takes `slowdown` times as long.
+    Until `active`, and while a collective issued here runs, compute takes `slowdown` times as long. `record`: the
+    outcome has its intervals of work.
     """
     clock = busy = 0
-    clocks = list(streams)
+    clocks, work = list(streams), list[tuple[int, int, bool]]()
     done = dict(enumerate(imports))
     for kind, cost, stream, slot in strand.steps:
         if kind == 0:
             taken = stretch(cost, active - clock, slowdown) if active > clock else cost
+            if record:
+                work.append((clock, clock + taken, True))
             clock += taken
             busy += taken
         elif kind == 1:
             done[slot] = clocks[stream] = max(clock, clocks[stream]) + cost
             active = max(active, clocks[stream])
+            if record:
+                work.append((clocks[stream] - cost, clocks[stream], False))
         else:
             clock = max(clock, done[slot])
-    return Outcome(clock, busy, tuple(clocks), tuple(done[slot] for slot, _ in strand.exports))
+    return Outcome(clock, busy, tuple(clocks), tuple(done[slot] for slot, _ in strand.exports), tuple(work))
 
 
 def stretch(cost: int, beside: int, slowdown: float) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from math import inf
 from typing import Annotated, Any, Literal
 
 from pydantic import Field as Rule
@@ -21,7 +23,7 @@ from titan.compiler.spec.kinds import (
     refuse,
     wrong_kind,
 )
-from titan.compiler.spec.values import Applied, Scalar, Text
+from titan.compiler.spec.values import Applied, Items, Scalar, Text, describe
 
 
 class Device(Part):
@@ -64,8 +66,51 @@ class Efficiency(Part):
         raise refuse("T214", 'a figure is written `measured(0.7, "source")`: a number and a text')
 
 
+class Curve(Part):
+    """Measured seconds by size: `curve([1e3, 1e6], [2e-6, 1e-4], "source")`, sizes rising, as many seconds as sizes."""
+
+    KINDS = ("curve",)
+    sizes: tuple[float, ...]
+    seconds: tuple[float, ...]
+    source: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _applied(cls, data: Any) -> Any:
+        if not isinstance(data, Applied):
+            return data
+        if data.name not in cls.KINDS:
+            raise wrong_kind(data.name, cls.KINDS)
+        match data.arguments:
+            case (Items() as sizes, Items() as seconds, Text() as source):
+                numbers = _numbers(sizes), _numbers(seconds)
+                return {"sizes": numbers[0], "seconds": numbers[1], "source": source.value}
+        raise refuse("T214", 'a curve is written `curve([1e3, 1e6], [2e-6, 1e-4], "source")`: two lists and a text')
+
+    @model_validator(mode="after")
+    def _rises(self) -> Curve:
+        if len(self.sizes) != len(self.seconds) or not self.sizes:
+            raise refuse(
+                "T214", f"a curve has as many seconds as sizes: here {len(self.seconds)} and {len(self.sizes)}"
+            )
+        if any(a >= b for a, b in pairwise(self.sizes)):
+            a, b = next((a, b) for a, b in pairwise(self.sizes) if a >= b)
+            raise refuse("T214", f"sizes of a curve rise: here {b:g} follows {a:g}")
+        if not all(0 < number < inf for number in (*self.sizes, *self.seconds)):
+            raise refuse("T214", "sizes and seconds of a curve are positive numbers")
+        return self
+
+
+def _numbers(given: Items) -> tuple[float, ...]:
+    for item in given.items:
+        if not isinstance(item, Scalar) or item.dimension not in ("", "seconds", "bytes"):
+            raise refuse("T214", f"a curve is made of numbers, not {describe(item)}")
+    return tuple(float(item.value) for item in given.items if isinstance(item, Scalar))
+
+
 class Cluster(Part):
-    """Equal nodes of equal devices. `memory_reserved` is what driver, context and libraries take of each device."""
+    """Equal nodes of equal devices. `memory_reserved` is what driver, context and libraries take of each device. The
+    devices of a node may share `cores` (processes on CPUs); 0: each computes by itself."""
 
     KINDS = ("cluster",)
     name: str = "cluster"
@@ -77,6 +122,8 @@ class Cluster(Part):
     price_per_device_hour: Annotated[Price | None, NONE_WORD] = None
     memory_reserved: Reserve = 0
     efficiency: Annotated[dict[str, Efficiency], TABLE] = Rule(default_factory=dict)
+    cores: Annotated[int, Rule(ge=0, le=2**12), quantity("")] = 0
+    curves: Annotated[dict[str, Curve], TABLE] = Rule(default_factory=dict)
 
     @property
     def world_size(self) -> int:

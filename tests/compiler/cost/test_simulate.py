@@ -19,7 +19,7 @@ class FixedPrices:
 
     def __init__(self, seed: int, slowdown: float = 1.0) -> None:
         self.seed = seed
-        self.machine = SimpleNamespace(figures={"overlap_slowdown": slowdown})
+        self.machine = SimpleNamespace(figures={"overlap_slowdown": slowdown}, cores=0)
 
     def price(self, role: Role, i: Instruction) -> int:
         if i.opcode in ("wait", "free"):
