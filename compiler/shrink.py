@@ -26,8 +26,8 @@ def shrink(spec: Spec, strategy: Strategy) -> tuple[Spec, Strategy]:
     kept = [min(count, 2) for count in strategy.stages]
     number = small.pipeline * strategy.chunks
     stages = tuple(kept[:1] + kept[len(kept) - number + 1 :]) if number > 1 else (max(kept),)
-    model = _model(spec.model, small, sum(stages))
     sequence = 4 * small.context * small.tensor
+    model = _model(spec.model, small, sum(stages), sequence, spec.train.sequence)
     micro_batches = _micro_batches(strategy, small)
     order = strategy.written_order if micro_batches == strategy.micro_batches else None
     train = spec.train.model_copy(
@@ -76,7 +76,8 @@ def _smaller(degree: int, floor: int) -> int:
     return max(floor, next(d for d in range(degree - 1, 0, -1) if degree % d == 0))
 
 
-def _model(model: Model, strategy: Strategy, layers: int) -> Model:
+def _model(model: Model, strategy: Strategy, layers: int, sequence: int, whole: int) -> Model:
+    """`sequence` tokens instead of `whole`; windows are as large a share of it."""
     parts = strategy.tensor * strategy.context
     update: dict[str, object] = {
         "vocab": 8 * strategy.tensor + (3 if model.vocab % strategy.tensor else 0),
@@ -95,7 +96,8 @@ def _model(model: Model, strategy: Strategy, layers: int) -> Model:
     for group in model.layers:
         count = min(group.count, layers - sum(g.count for g in groups))
         if count:
-            block = group.block.model_copy(update={"ffn": 4 * strategy.tensor})
+            window = group.block.window and max(sequence * group.block.window // whole, 1)
+            block = group.block.model_copy(update={"ffn": 4 * strategy.tensor, "window": window})
             groups.append(group.model_copy(update={"count": count, "block": block}))
     missing = layers - sum(g.count for g in groups)
     groups[-1] = groups[-1].model_copy(update={"count": groups[-1].count + missing})

@@ -10,7 +10,9 @@ from titan.compiler.cost.compute import attention_seconds, cast_seconds, fullest
 from titan.compiler.cost.machine import Machine
 from titan.compiler.cost.network import Placement, bases, collective_seconds, place, transfer_seconds
 from titan.compiler.cost.shape import Mixture, Shape
+from titan.compiler.plan.mask import band_pairs
 from titan.compiler.plan.operators import DTYPE_BYTES
+from titan.compiler.plan.sequence import mean_pairs, most_pairs, needed_steps
 
 
 class Cut(NamedTuple):
@@ -68,6 +70,16 @@ def strided(stride: int, number: int, devices_per_node: int) -> Placement:
     """Placement of groups of `number` ranks that stand `stride` apart."""
     outside = ((1, stride), (stride * number, devices_per_node))
     return place(((stride, number),), bases(0, outside, devices_per_node), devices_per_node)
+
+
+@lru_cache(maxsize=1024)
+def slowest_steps(ring: int, length: int, window: int) -> float:
+    """Work of a zigzag ring whose ranks wait in each step for the one with most pairs, as a multiple of the mean."""
+    given = [
+        {"ring": ring, "zigzag": True, "causal": True, "window": window, "step": step}
+        for step in needed_steps(ring, True, length, window)
+    ]
+    return sum(most_pairs(g, length) for g in given) / sum(mean_pairs(g, length) for g in given)
 
 
 class LayerPrices:
@@ -149,22 +161,14 @@ class LayerPrices:
                         for k, n, heads in shape.products]  # fmt: skip
         products += [(shape.hidden, inner)] * up + [(inner, shape.hidden)]
         forward, backward = self._products(tokens, [p for p in products if p[0] and p[1]])
-        if queries:
-            work = 2.0 * tokens * shape.sequence * queries  # two products, half of the scores visible
-            if shape.value_dim:
-                work *= (1 + shape.value_dim / shape.head_dim) / 2
-            if cut.context_form == "gathered" or not (cut.zigzag or cut.ring == 1):
-                work *= fullest(shape.sequence // cut.context, shape.sequence)
-            seen = shape.sequence // cut.ring
-            attention = attention_seconds(self.machine, work, seen, shape.dtype)
-            back_attention = attention_seconds(self.machine, 2.5 * work, seen, shape.dtype)
-            forward, backward = forward + attention, backward + back_attention
+        attention, back_attention = self._attention(cut, tokens, queries) if queries else (0.0, 0.0)
+        forward, backward = forward + attention, backward + back_attention
         residual, turned, hidden = stream * shape.hidden, tokens * (queries + keys), tokens * inner
         forward += moved_seconds(self.machine, size * (10 * residual + 2 * turned + (up + 1) * hidden))
         backward += moved_seconds(self.machine, size * (14 * residual + 2 * turned + (2 * up + 1) * hidden))
         near, back = self._layer_traffic(cut, tokens, queries, keys)
         if cut.ring > 1 and queries:
-            exposed = self._ring_exposed(cut, tokens * keys, attention, back_attention)
+            exposed = self._ring_exposed(cut, tokens * keys, tokens * queries)
             near, back = near + exposed[0], back + exposed[1]
         gathered = tokens * shape.hidden
         whole_keys = keys * (cut.context if cut.context_form == "gathered" else 1)
@@ -174,7 +178,7 @@ class LayerPrices:
         least = residual + summed + tokens * queries
         light = moved_seconds(self.machine, size * (4 * residual + (up + 1) * hidden))
         again = near / 2 if cut.sequence_parallel else 0.0
-        heavy = forward - (attention if queries else 0.0) - self._products(tokens, [(inner, shape.hidden)])[0]
+        heavy = forward - attention - self._products(tokens, [(inner, shape.hidden)])[0]
         selective, full = (thrifty * size, light + again), (least * size, heavy + again)
         return LayerCost(forward + near, backward + back, kept * size, residual * size, selective, full)
 
@@ -216,15 +220,40 @@ class LayerPrices:
             once + 2 * self._collective("reduce_scatter", far, gathered),
         )
 
-    def _ring_exposed(self, cut: Cut, elements: int, forward: float, backward: float) -> tuple[float, float]:
+    def _attention(self, cut: Cut, tokens: int, queries: int) -> tuple[float, float]:
+        """Seconds of attention forward and backward, a mean over layers with different windows."""
+        found = [(share, self._scores(cut, tokens * queries, window)) for window, share in self.shape.windows]
+        return sum(s * one[0] for s, one in found), sum(s * one[1] for s, one in found)
+
+    def _scores(self, cut: Cut, width: int, window: int) -> tuple[float, float]:
+        """Seconds of attention of one window forward and backward, over `width` numbers of queries: the rank or the
+        step of a ring with most work decides."""
+        shape, sequence, length = self.shape, self.shape.sequence, self.shape.sequence // cut.ring
+        work = 4.0 * width * band_pairs((0, sequence), (0, sequence), window) / sequence  # two products
+        if shape.value_dim:
+            work *= (1 + shape.value_dim / shape.head_dim) / 2
+        if cut.context_form == "gathered" or (cut.ring > 1 and not cut.zigzag):
+            work *= fullest(sequence // cut.context, sequence, window)
+        elif cut.ring > 1 and window:
+            work *= slowest_steps(cut.ring, length, window)
+        seen = min(length, window or length)
+        return (
+            attention_seconds(self.machine, work, seen, shape.dtype),
+            attention_seconds(self.machine, 2.5 * work, seen, shape.dtype),
+        )
+
+    def _ring_exposed(self, cut: Cut, elements: int, width: int) -> tuple[float, float]:
         """What of a ring's transfers its blocks do not hide: each step passes keys and values on while it computes;
-        backward their gradients too, in float32."""
+        backward their gradients too, in float32. With a window there are fewer steps."""
         far = strided(cut.tensor * cut.context_heads, cut.ring, self.machine.devices_per_node)
         statistic = 8 if self.shape.dtype == "f64" else 4
-        found = []
-        for compute, size in ((forward, self.size), (backward, self.size + statistic)):
-            moved = 2 * transfer_seconds(self.machine, far.nodes > 1, elements * size)
-            found.append((cut.ring - 1) * max(moved - compute / cut.ring, 0.0))
+        found = [0.0, 0.0]
+        for window, share in self.shape.windows:
+            steps = len(needed_steps(cut.ring, cut.zigzag, self.shape.sequence // cut.ring, window))
+            times = zip(self._scores(cut, width, window), (self.size, self.size + statistic), strict=True)
+            for way, (compute, size) in enumerate(times):
+                moved = 2 * transfer_seconds(self.machine, far.nodes > 1, elements * size)
+                found[way] += share * (steps - 1) * max(moved - compute / steps, 0.0)
         return found[0], found[1]
 
     def _collective(self, opcode: str, placement: Placement, whole: float) -> float:

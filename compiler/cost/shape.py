@@ -42,6 +42,7 @@ class Shape:
     mixtures: tuple[Mixture, ...] = ()  # kinds of layers, where some have experts
     expert_parameters: float = 0.0  # of a mean layer
     product_dtype: str = ""  # in which products of layers are formed, where it is not the operands'
+    windows: tuple[tuple[int, float], ...] = ((0, 1.0),)  # tokens that attention sees (0: all before), share of layers
 
 
 def read_shape(model: Mapping[str, Any], sequence: int, dtype: str, product_dtype: str = "") -> Shape:
@@ -57,6 +58,11 @@ def read_shape(model: Mapping[str, Any], sequence: int, dtype: str, product_dtyp
     matrices = float(sum(k * n for k, n, _ in latent)) if latent else 2.0 * hidden * width * attention["head_dim"]
     met = [matrices + number * hidden * (k.ffn + k.top_k * k.expert_ffn) for k in kinds]
     mean = sum(k.count * m for k, m in zip(kinds, met, strict=True)) / layers
+    windows: dict[int, float] = {}
+    for group in groups:
+        window = group["block"].get("window") or sequence
+        reach = window if window < sequence else 0
+        windows[reach] = windows.get(reach, 0.0) + group["count"] / layers
     held = sum(k.count * 3 * hidden * k.experts * k.expert_ffn for k in kinds) / layers
     return Shape(
         hidden, layers, attention["heads"], attention.get("kv_heads", attention["heads"]),
@@ -66,6 +72,7 @@ def read_shape(model: Mapping[str, Any], sequence: int, dtype: str, product_dtyp
         (model["vocab"] + (model["max_positions"] if model["positions"] == "learned" else 0)) * hidden,
         tuple(m / mean for k, m in zip(kinds, met, strict=True) for _ in range(k.count)),
         latent, attention.get("value_dim", 0), kinds if held else (), held, product_dtype,
+        tuple(windows.items()),
     )  # fmt: skip
 
 

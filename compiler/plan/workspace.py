@@ -70,7 +70,8 @@ ROWS = 4096  # rows of a product that are widened at once
 
 
 def _scratch(segment: Segment, call: Call, backward: bool) -> int:
-    """What an operator forms beside its results: wide copies of narrow values, pieces of logits."""
+    """What an operator forms beside its results: wide copies of narrow values, pieces of logits, sums over the squares
+    of a mask."""
     named = {n: segment.types[v] for n, v in zip(call.row.operands, call.operands, strict=True)}
     first = next(iter(named.values()))
     wide = DTYPE_BYTES[statistics_dtype(first.dtype)]
@@ -79,6 +80,8 @@ def _scratch(segment: Segment, call: Call, backward: bool) -> int:
         if backward:
             return first.elements * (3 * wide - DTYPE_BYTES[first.dtype] if narrow else wide)
         return 2 * first.elements * wide if narrow else 0
+    if call.operator.startswith("attention") and ("window" in dict(call.attributes) or "starts" in named):
+        return wide * (first.elements + sum(t.elements for n, t in named.items() if backward and n in ("k", "v", "kv")))
     if call.operator == "vocab_sum":
         return min(first.elements, PIECE) * wide * (2 if narrow else 1)
     return _logits(segment, call)

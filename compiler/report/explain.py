@@ -18,6 +18,7 @@ WORDS = (
     "sequence_parallel",
     "context_form",
     "context_heads",
+    "context_order",
     "zero",
     "shard",
     "gather",

@@ -100,7 +100,8 @@ def one_line(s: Strategy) -> str:
     if s.pipeline > 1:
         parts.append(s.schedule)
     if s.context > 1:
-        parts.append(f"context {s.context_form}")
+        natural = s.context_form == "ring" and s.context_order == "contiguous"
+        parts.append(f"context {s.context_form}" + (" in contiguous order" if natural else ""))
     if s.tensor > 1 and s.sequence_parallel:
         parts.append("sequence parallel")
     if s.data * s.context > 1:

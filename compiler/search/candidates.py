@@ -25,6 +25,7 @@ COMPARED = (
     "sequence_parallel",
     "context_form",
     "context_heads",
+    "context_order",
     "micro_batch",
 )
 KEPT = 4  # fitting candidates of which no other may be faster
@@ -45,12 +46,12 @@ class Candidate:
         return 2 * s.pipeline * s.micro_batches * s.chunks + 20 * self.estimate.stage * s.pipeline
 
     @property
-    def key(self) -> tuple[float, int, int, int, int, int, int, bool, str, int]:
+    def key(self) -> tuple[float, int, int, int, int, int, int, bool, str, int, str]:
         """Order of preference; equal times are told apart by memory, then by the choices themselves."""
         s, e = self.strategy, self.estimate
         choices = (
             s.pipeline, s.tensor, s.context, s.micro_batch, s.zero, not s.sequence_parallel, s.context_form,
-            s.context_heads,
+            s.context_heads, s.context_order,
         )  # fmt: skip
         return (round(e.seconds, 9), e.memory, *choices)
 

@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from titan.compiler.cost.estimate import Estimate, Estimator
+from titan.compiler.cost.shape import Shape
+from titan.compiler.plan.sequence import needed_steps
 from titan.compiler.search.candidates import Candidate, saved
 from titan.compiler.search.space import PREFERRED
 from titan.compiler.strategy import Strategy
@@ -20,6 +22,7 @@ CHOICES = (
     "sequence_parallel",
     "context_form",
     "context_heads",
+    "context_order",
     "loss_rows",
     "zero",
     "shard",
@@ -62,7 +65,20 @@ def _reason(
     if best is None:
         return key, "search", f"no other value is legal{within}"
     value, estimate = best
+    if key == "context_order":
+        within = _ring_steps(estimator.shape, chosen.strategy, str(value)) + within
     return key, "search", f"{key} = {_text(value)} {_compare(estimate, chosen.estimate, limit)}{within}"
+
+
+def _ring_steps(shape: Shape, s: Strategy, other: str) -> str:
+    """How many steps of a ring a window leaves in the other order and in this one; empty without one."""
+    window, ring = min((w for w, _ in shape.windows if w), default=0), s.context // s.context_heads
+    if not window:
+        return ""
+    theirs, ours = (
+        len(needed_steps(ring, order == "zigzag", shape.sequence // ring, window)) for order in (other, s.context_order)
+    )
+    return f"; {theirs} steps of {ring} within {window} tokens, here {ours}"
 
 
 def _idle(s: Strategy, key: str) -> str:
@@ -73,6 +89,8 @@ def _idle(s: Strategy, key: str) -> str:
         return "nothing to gather: context = 1"
     if key == "context_heads" and (s.context == 1 or s.context_form != "ring"):
         return "no ring whose places could exchange heads"
+    if key == "context_order" and (s.context == s.context_heads or s.context_form != "ring"):
+        return "no ring"
     if key == "zero" and s.data * s.context == 1 and not s.zero:
         return "nothing to shard: data x context = 1"
     if key in LEAST_ZERO and (s.zero < LEAST_ZERO[key] or s.data * s.context == 1):
@@ -109,6 +127,7 @@ def _best_other(
         "schedule",
         "recompute",
         "sequence_parallel",
+        "context_order",
     ):  # not enumerated where one value is never better: change this one alone
         values = [v for v in PREFERRED[key] if v != mine and wish.allows(v)]
         change: dict[str, Any] = {key: values[0]} if values else {}

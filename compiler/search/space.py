@@ -171,9 +171,8 @@ def _of_mesh(spec: Spec, mesh: tuple[int, int, int, int]) -> tuple[list[Strategy
         return [], 0
     recompute = allowed(spec, "recompute")
     found: list[Strategy] = []
-    order = allowed(spec, "context_order")[0]
     parallels = allowed(spec, "sequence_parallel", idle=tensor == 1)
-    for form, heads in context_forms(spec, context, tensor):
+    for form, heads, order in context_forms(spec, context, tensor):
         for parallel in parallels:
             before = len(found)
             agreed: dict[str, bool] = {}  # micro-batches divide by construction: one per schedule speaks for all
@@ -213,16 +212,21 @@ def experts(spec: Spec, s: Strategy) -> list[tuple[int, int]]:
     ]
 
 
-def context_forms(spec: Spec, context: int, tensor: int) -> list[tuple[str, int]]:
-    """(form, ranks that exchange heads inside a ring's places) that the wishes allow."""
-    found: list[tuple[str, int]] = []
+def context_forms(spec: Spec, context: int, tensor: int) -> list[tuple[str, int, str]]:
+    """(form, ranks that exchange heads inside a ring's places, order of the ring) that the wishes allow. Without a
+    window no order is better than the preferred one; with one it may be worth having equal work in fewer steps."""
+    orders = allowed(spec, "context_order")
+    windows = any(w is not None and w < spec.train.sequence for w in (g.block.window for g in spec.model.layers))
+    rings = orders if windows else orders[:1]
+    found: list[tuple[str, int, str]] = []
     wish, kv_heads = spec.parallel.context_heads, spec.model.attention.kv_heads if spec.model.attention else 1
     for form in allowed(spec, "context_form", idle=context == 1):
         if form != "ring":
-            found += [(form, 1)] if wish.allows(1) or context == 1 else []
+            found += [(form, 1, orders[0])] if wish.allows(1) or context == 1 else []
             continue
         degrees = [h for h in divisors(context) if (h < context or context == 1) and wish.allows(h)]
-        found += [(form, h) for h in degrees if h == 1 or wish.fixed or kv_heads % (h * tensor) == 0]
+        degrees = [h for h in degrees if h == 1 or wish.fixed or kv_heads % (h * tensor) == 0]
+        found += [(form, h, order) for h in degrees for order in rings]
     return found
 
 

@@ -29,7 +29,8 @@ class Configuration:
 
     stages  `even`, `uneven` (one stage with a layer more) or `ends` (embedding and head alone on the outer stages)
     zero    a stage, or one of `SHARDINGS`
-    family  `llama`, `gpt2`, `dropout` (gpt2 with dropout), `kv_one` (one KV head), `kv_few` (half as many as ranks)
+    family  `llama`, `gpt2`, `dropout` (gpt2 with dropout), `kv_one` (one KV head), `kv_few` (half as many as ranks),
+            `window` (llama whose layers see few tokens and all before, in turn)
     odd     a prime vocabulary, which has to be padded
     """
 
@@ -72,7 +73,7 @@ def switches(mesh: tuple[int, ...]) -> dict[str, tuple[Any, ...]]:
         "context_form": _context_forms(context),
         "schedule": _schedules(pipeline),
         "stages": stages,
-        "family": ("llama", "gpt2", "dropout", "kv_one", *few),
+        "family": ("llama", "gpt2", "dropout", "kv_one", *few, "window"),
         "tied": (False, True),
         "odd": (False, True),
     }
@@ -221,13 +222,14 @@ def spec_of(c: Configuration, precision: str = "fp64") -> Spec:
     parts = c.tensor * c.context
     per_rank = parts if c.context_form == "heads" else c.tensor
     kv_heads = {"kv_one": 1, "kv_few": max(1, c.tensor // 2)}.get(c.family, per_rank)
-    heads = lcm(2, per_rank) if c.family == "llama" or c.family.startswith("kv") else per_rank
-    heads = heads * 2 if heads == kv_heads and c.family == "llama" else heads
+    llama = c.family in ("llama", "window")
+    heads = lcm(2, per_rank) if llama or c.family.startswith("kv") else per_rank
+    heads = heads * 2 if heads == kv_heads and llama else heads
     vocab = 37 if c.odd else 8 * c.tensor
     sequence = parts * -(-8 // parts) * (2 if c.context_form == "ring" else 1)
     text = _MODELS["gpt2" if c.family in ("gpt2", "dropout") else "llama"].format(
-        vocab=vocab, heads=heads, kv_heads=kv_heads, layers=sum(layers_per_stage(c)),
-        ffn=c.tensor * -(-12 // c.tensor), tied=str(c.tied).lower(), sequence=sequence,
+        vocab=vocab, heads=heads, kv_heads=kv_heads, layers=_layers(c, c.tensor * -(-12 // c.tensor)),
+        tied=str(c.tied).lower(), sequence=sequence,
         dropout=0.25 if c.family == "dropout" else 0,
     )  # fmt: skip
     strategy = strategy_of(c)
@@ -240,6 +242,14 @@ def spec_of(c: Configuration, precision: str = "fp64") -> Spec:
     return resolve(parse(f"import clusters.local\n{text}\n{cluster}\n{train}\n{listed}\n", "equivalence.titan"), Path())
 
 
+def _layers(c: Configuration, ffn: int) -> str:
+    number = sum(layers_per_stage(c))
+    if c.family == "window":
+        return " + ".join(f"dense {{ ffn = {ffn}{'' if layer % 2 else ', window = 3'} }}" for layer in range(number))
+    gpt2 = ", activation = gelu_tanh, bias = true" if c.family in ("gpt2", "dropout") else ""
+    return f"{number} * dense {{ ffn = {ffn}{gpt2} }}"
+
+
 def with_train(spec: Spec, **changes: Any) -> Spec:
     """The spec with other training settings."""
     return replace(spec, train=spec.train.model_copy(update=changes))
@@ -247,13 +257,13 @@ def with_train(spec: Spec, **changes: Any) -> Spec:
 
 _MODELS = {
     "llama": """model = model {{
-    vocab = {vocab}, hidden = 16, layers = {layers} * dense {{ ffn = {ffn} }}, max_positions = {sequence}
+    vocab = {vocab}, hidden = 16, layers = {layers}, max_positions = {sequence}
     attention = gqa {{ heads = {heads}, kv_heads = {kv_heads}, head_dim = 4 }}, norm = rms_norm
     positions = rope, rope = {{ theta = 10000 }}, tied = {tied}, dropout = {dropout}, init_std = 0.3
 }}""",
     "gpt2": """model = model {{
     vocab = {vocab}, hidden = 16, max_positions = {sequence}, norm = layer_norm, positions = learned
-    layers = {layers} * dense {{ ffn = {ffn}, activation = gelu_tanh, bias = true }}
+    layers = {layers}
     attention = gqa {{ heads = {heads}, kv_heads = {kv_heads}, head_dim = 4, bias = true, out_bias = true }}
     tied = {tied}, dropout = {dropout}, init_std = 0.3
 }}""",
