@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Compiled:
-    """What a spec became: the search's choice with its plan, proofs not yet run."""
+    """What a spec became: the search's choice with its plan, proofs not yet run. `spec` is the plan's, whose cluster
+    is the part of the user's that is used."""
 
     spec: Spec
     result: SearchResult
@@ -40,7 +41,7 @@ def check_spec(path: str | Path) -> Spec:
 
 def compile_spec(path: str | Path) -> Compiled:
     """check, search, lower: the best plan found. Raises TitanError (exit code 3 when nothing fits)."""
-    from titan.compiler.search.search import search
+    from titan.compiler.search.goal import best
 
-    spec = check_spec(path)
-    return Compiled(spec, search(spec))
+    found = best(check_spec(path))
+    return Compiled(found.spec, found.result)

@@ -54,4 +54,20 @@ ROWS: tuple[Code, ...] = (
         "titan mfu SPEC --tokens-per-second-per-device 90000",
         "State the dense peak of the precision, and compare with the rule that the kernels follow.",
     ),
+    Code(
+        "T307",
+        "no plan within the limits",
+        "The plan that is chosen keeps every limit of the objective: memory, step time, devices, cost of the job.",
+        "A limit below what the model, the batch and the devices allow.",
+        "minimize cost subject to step_time <= 1 s    # the fastest plan takes 3 s",
+        "Loosen the limit to the number shown, or take more devices.",
+    ),
+    Code(
+        "T308",
+        "devices left idle",
+        "A plan uses every device of the cluster, unless the objective allows fewer and fewer are better.",
+        "The goal is cost, or a limit of devices or cost: then a smaller part of the cluster may be the best.",
+        "minimize cost",
+        "Give the cluster section as many nodes as the plan uses, or minimize step_time.",
+    ),
 )

@@ -373,4 +373,12 @@ ROWS: tuple[Code, ...] = (
         "vocab = 32000, separator = 32000",
         "Name the tokenizer's end-of-text token, or leave `separator` out.",
     ),
+    Code(
+        "T262",
+        "cost is not known",
+        "Cost is devices x hours x the price of a device-hour; a limit of cost is of the whole job.",
+        "The cluster states no price, or `train` does not say how long the job is.",
+        "minimize cost    # cluster without price_per_device_hour",
+        "Give the cluster `price_per_device_hour = 2.5 USD/h`, and `train` its `total_tokens`.",
+    ),
 )

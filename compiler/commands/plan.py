@@ -12,13 +12,16 @@ from titan.grammar.diagnostics import Diagnostic, TitanError
 @click.command(epilog="Example: titan plan examples/llama3_70b_1024gpu.titan -o llama.plan")
 @click.argument("spec")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the plan to this file.")
+@click.option("--pareto", is_flag=True, help="Print the plans that trade devices, step time and memory instead.")
 @click.option("--json", "as_json", is_flag=True, help="Print the prediction as one object to stdout.")
-def plan(spec: str, output: Path | None, as_json: bool) -> int:
+def plan(spec: str, output: Path | None, pareto: bool, as_json: bool) -> int:
     """Search for the best plan of SPEC, compile, prove and price it, and print its summary."""
     from titan.compiler.pipeline import compile_spec
     from titan.compiler.report.summary import plan_json, print_summary
     from titan.compiler.verify.proofs import verify
 
+    if pareto:
+        return _trade_offs(spec, output, as_json)
     if output is not None:
         _check_place(output)
     compiled = compile_spec(spec)
@@ -37,6 +40,25 @@ def plan(spec: str, output: Path | None, as_json: bool) -> int:
 
         write_plan(compiled.plan, output)
         say(f"wrote {output} (sha256 {plan_hash(compiled.plan)[:16]})")
+    return 0
+
+
+def _trade_offs(spec: str, output: Path | None, as_json: bool) -> int:
+    """The table of plans of which none is better in everything."""
+    from titan.compiler.pipeline import check_spec
+    from titan.compiler.report.trade_offs import print_trade_offs, trade_offs_json
+    from titan.compiler.search.trade_offs import trade_offs
+
+    if output is not None:
+        message = (
+            "--pareto shows many plans and writes none: leave -o out, or write one with its limits in the objective"
+        )
+        raise TitanError(Diagnostic("T601", message))
+    choices = trade_offs(check_spec(spec))
+    if as_json:
+        print_json(trade_offs_json(choices))
+    else:
+        print_trade_offs(choices)
     return 0
 
 

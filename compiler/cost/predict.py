@@ -36,6 +36,7 @@ class Prediction:
     hfu: float | None
     lower_bound: float
     job: Job | None
+    cost_per_token: float | None  # money; None without a price per device-hour
 
     @property
     def figures(self) -> dict[str, Any]:
@@ -54,6 +55,8 @@ class Prediction:
             "peak_memory_upper_bytes": self.ledger.upper,
             "memory_verdict": self.ledger.verdict,
             "lower_bound_step_time_s": self.lower_bound,
+            "cost_per_million_tokens": None if self.cost_per_token is None else 1e6 * self.cost_per_token,
+            "tokens_per_money": 1 / self.cost_per_token if self.cost_per_token else None,
         }
 
 
@@ -63,7 +66,7 @@ def predict(plan: Plan, timeline: Timeline | None = None, ledger: MemoryLedger |
     timeline, ledger = timeline or simulate(plan, machine), ledger or memory_ledger(plan, machine)
     dtype = COMPUTE_DTYPE[plan.setting("train.precision")]
     tokens = int(plan.setting("train.sequence")) * int(plan.setting("train.global_batch"))
-    world, peak = plan.mesh.world_size, machine.peak(dtype)
+    world, peak, price = plan.mesh.world_size, machine.peak(dtype), machine.price_per_device_hour
     flops = model_flops(plan.setting("model"), int(plan.setting("train.sequence")))
     return Prediction(
         timeline,
@@ -73,6 +76,7 @@ def predict(plan: Plan, timeline: Timeline | None = None, ledger: MemoryLedger |
         executed_flops(plan) / timeline.seconds / world / peak if peak else None,
         lower_bound(machine, flops, tokens, world, dtype),
         _job(plan, tokens, timeline.seconds, machine),
+        None if price is None else price * world * timeline.seconds / 3600 / tokens,
     )
 
 

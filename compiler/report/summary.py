@@ -163,7 +163,15 @@ def _prediction_rows(found: Prediction) -> list[tuple[str, str, str]]:
         ("exposed communication", _share(times.exposed_comm_fraction), "compute waits for communication in progress"),
         ("peak memory", _gib(ledger.peak), memory),
         ("lower bound of the step", _seconds(bound), distance),
+        *_cost_rows(found),
     ]
+
+
+def _cost_rows(found: Prediction) -> list[tuple[str, str, str]]:
+    cost = found.cost_per_token
+    if not cost:
+        return []
+    return [("cost", f"${1e6 * cost:.3g}", f"per million tokens: {1 / cost:,.0f} tokens per dollar")]
 
 
 COLUMNS = {

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 FINALISTS = 4  # plans that are compiled and simulated
 WORK = 4_000  # block calls that they may have together, beyond the first two; a larger plan stands alone
 LARGE = 12_000  # block calls above which a plan must be faster by MARGIN
+MENDED = 4  # plans that hold more than the closed forms say, and get a tier of recompute for each layer instead
 MARGIN = 0.03  # about the error of the closed forms
 TRIES = 24  # compiled plans that turn out not to fit before the search gives up
 
@@ -76,6 +77,12 @@ def memory_limit(spec: Spec) -> int:
     return int(spec.cluster.device.memory * spec.objective.memory_fraction)
 
 
+def safe_limit(machine: Machine, limit: int) -> int:
+    """The point prediction whose upper bound is the limit: allocator's loss at its worst, the same context."""
+    slack, upper = (1 + machine.figures[name] for name in ("allocator_slack", "allocator_slack_upper"))
+    return round(max(limit - machine.reserved, 0) * slack / upper) + machine.reserved
+
+
 def estimator_of(spec: Spec, machine: Machine | None = None) -> Estimator:
     from titan.compiler.graph.build import COMPUTE_DTYPE
 
@@ -85,8 +92,8 @@ def estimator_of(spec: Spec, machine: Machine | None = None) -> Estimator:
     return Estimator(machine, shape, spec.train.global_batch)
 
 
-def search(spec: Spec) -> SearchResult:
-    """The fastest plan that fits.
+def search(spec: Spec, risk: bool = True) -> SearchResult:
+    """The fastest plan that fits; where there is none and `risk` is allowed, the fastest that is at risk.
 
     Raises TitanError T302 when no layout is legal (exit code 2), T301 when none fits (exit code 3).
     """
@@ -95,17 +102,20 @@ def search(spec: Spec) -> SearchResult:
     space = enumerate_space(spec)
     if not space.candidates:
         raise nothing_legal(spec, space)
-    fitting, others = price(spec, estimator, space, limit)
-    near = sorted((c for c in others if c.estimate.memory <= NEAR * limit), key=lambda c: c.key)
-    ranked, lost = affordable(fitting, LARGE, MARGIN)
-    ranked = with_schedules(spec, estimator, ranked, limit)
-    ranked += near
-    finalists = _compile(spec, estimator, ranked, (*ranked, *fitting, *others), limit)
-    if not finalists:
+    ways = ((safe_limit(estimator.machine, limit), ("fits",)), (limit, ("fits", "at risk")))
+    for closed, verdicts in ways if risk else ways[:1]:
+        fitting, others = price(spec, estimator, space, closed)
+        near = sorted((c for c in others if c.estimate.memory <= NEAR * closed), key=lambda c: c.key)
+        ranked, lost = affordable(fitting, LARGE, MARGIN)
+        ranked = with_schedules(spec, estimator, ranked, closed)
+        ranked += near
+        finalists = _compile(spec, estimator, ranked, (*ranked, *fitting, *others), closed, verdicts)
+        if finalists:
+            break
+    else:
         closest = min((*fitting, *others), key=lambda c: (c.estimate.memory, c.key))
         raise nothing_fits(spec, with_stages(closest, estimator, limit), len(space.candidates))
-    safe = [f for f in finalists if f.ledger.verdict == "fits"] or finalists
-    best = min(safe, key=lambda f: f.timeline.step)  # of equal ones the first: `ranked` is in a fixed order
+    best = min(finalists, key=lambda f: f.timeline.step)  # of equal ones the first: `ranked` is in a fixed order
     best = _layer_by_layer(spec, best, estimator.machine, limit)
     return SearchResult(
         best.strategy,
@@ -123,20 +133,27 @@ def search(spec: Spec) -> SearchResult:
 
 
 def _compile(
-    spec: Spec, estimator: Estimator, ranked: list[Candidate], everything: tuple[Candidate, ...], limit: int
+    spec: Spec,
+    estimator: Estimator,
+    ranked: list[Candidate],
+    everything: tuple[Candidate, ...],
+    closed: int,
+    verdicts: tuple[str, ...],
 ) -> list[Finalist]:
-    """Finalists in order of their estimates, until enough of them fit."""
+    """Finalists in order of their estimates, until enough of them have one of the verdicts; `closed` is the limit of
+    closed forms."""
     from titan.compiler.lower import lower
 
+    limit = memory_limit(spec)
     found: list[Finalist] = []
-    work = 0
+    work = mended = 0
     for candidate in ranked[:TRIES]:
         work += candidate.work
         enough = 1 if candidate.work > WORK else 2
         if len(found) == FINALISTS or (len(found) >= enough and work > WORK):
             break
-        chosen = replace(candidate, strategy=finished(candidate, estimator, limit))
-        why = reasons(spec, estimator, chosen, everything, limit)
+        chosen = replace(candidate, strategy=finished(candidate, estimator, closed))
+        why = reasons(spec, estimator, chosen, everything, closed)
         chosen = replace(chosen, strategy=replace(chosen.strategy, reasons=why))
         if chosen.strategy.recompute == "adaptive":
             strategy, _, counts = with_tiers(spec, chosen.strategy, estimator.machine, limit)
@@ -144,7 +161,15 @@ def _compile(
             chosen = replace(chosen, strategy=replace(strategy, reasons=why))
         plan = lower(spec, chosen.strategy)
         ledger = memory_ledger(plan, estimator.machine, limit)
-        if ledger.verdict != "does not fit":
+        if ledger.verdict not in verdicts and mended < MENDED and _free_tiers(spec, chosen.strategy):
+            strategy, plan, counts = with_tiers(spec, chosen.strategy, estimator.machine, limit)
+            ledger, why, mended = (
+                memory_ledger(plan, estimator.machine, limit),
+                _explained(strategy, counts),
+                mended + 1,
+            )
+            chosen = replace(chosen, strategy=strategy)
+        if ledger.verdict in verdicts:
             timeline = simulate(plan, estimator.machine)
             found.append(Finalist(replace(chosen.strategy, reasons=why), plan, timeline, ledger))
     return found
@@ -152,8 +177,7 @@ def _compile(
 
 def _layer_by_layer(spec: Spec, best: Finalist, machine: Machine, limit: int) -> Finalist:
     """The same plan with a recompute tier for each layer, where one for all layers recomputes more than it must."""
-    free = len(allowed(spec, "recompute")) > 1
-    if best.strategy.recompute == "none" or not free or best.strategy.recompute == "adaptive":
+    if best.strategy.recompute == "none" or not _free_tiers(spec, best.strategy):
         return best
     strategy, plan, counts = with_tiers(spec, best.strategy, machine, limit)
     ledger = memory_ledger(plan, machine, limit)
@@ -162,6 +186,11 @@ def _layer_by_layer(spec: Spec, best: Finalist, machine: Machine, limit: int) ->
         return best
     strategy = replace(strategy, reasons=_explained(strategy, counts))
     return Finalist(strategy, lower_again(spec, strategy), timeline, ledger)
+
+
+def _free_tiers(spec: Spec, strategy: Strategy) -> bool:
+    """Whether each layer may have a tier of its own."""
+    return len(allowed(spec, "recompute")) > 1 and strategy.recompute not in ("adaptive", "mixed")
 
 
 def lower_again(spec: Spec, strategy: Strategy) -> Plan:

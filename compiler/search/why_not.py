@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from titan.compiler.search.search import SearchResult, search
+from titan.compiler.search.goal import best
+from titan.compiler.search.search import SearchResult
 from titan.grammar.diagnostics import Diagnostic, TitanError
 
 if TYPE_CHECKING:
@@ -75,6 +76,6 @@ def why_not(spec: Spec, question: str) -> WhyNot:
     if errors:
         return WhyNot(asked, None, TitanError(errors), lifted)
     try:
-        return WhyNot(asked, search(changed), None, lifted)
+        return WhyNot(asked, best(changed).result, None, lifted)
     except TitanError as error:
         return WhyNot(asked, None, error, lifted)

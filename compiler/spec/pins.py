@@ -8,6 +8,7 @@ from typing import Any
 from titan.compiler.schedules.registry import SCHEDULES
 from titan.compiler.spec.breach import Breach
 from titan.compiler.spec.degrees import AXES
+from titan.compiler.spec.devices import parts
 from titan.compiler.spec.divisors import around, divisors, factorisation
 from titan.compiler.spec.legality import Rule, diagnostic, rules_about
 from titan.compiler.spec.report import in_order
@@ -25,7 +26,18 @@ class Pins:
 
 
 def check_pins(spec: Spec) -> tuple[Diagnostic, ...]:
-    """Errors and warnings that follow from the spec before any search, in the order of their places."""
+    """Errors and warnings that follow from the spec before any search, in the order of their places. Where devices may
+    stay idle, what the largest part of the cluster says on which the wishes are possible."""
+    first: tuple[Diagnostic, ...] | None = None
+    for part in parts(spec):
+        found = _check_pins(part)
+        if not any(d.severity == "error" for d in found):
+            return found
+        first = first or found
+    return first or ()
+
+
+def _check_pins(spec: Spec) -> tuple[Diagnostic, ...]:
     pins = pinned(spec)
     found = _broken_rules(spec, pins) + _shared_world(spec, pins) + _impossible_wishes(spec, pins)
     return tuple(in_order((*found, *_idle_choices(spec, pins))))

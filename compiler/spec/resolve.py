@@ -55,7 +55,7 @@ class _Resolution:
         model = self.binder.bind(Model, slots["model"], "model")
         cluster = self.binder.bind(Cluster, slots["cluster"], "cluster")
         train = self.binder.bind(Train, slots["train"], "train", self._batch(slots["train"], cluster, parallel))
-        objective = read_objective(self.scope.objective, cluster, self.report, self.binder.origins)
+        objective = read_objective(self.scope.objective, cluster, train, self.report, self.binder.origins)
         self._warn_precision(slots["train"], cluster)
         self.report.raise_errors()
         assert model is not None and cluster is not None and train is not None

@@ -39,11 +39,19 @@ __all__ = [
 
 
 class Objective(Part):
-    """What the search makes best, and the share of device memory that a plan may use."""
+    """What the search makes least, within which limits: the share of device memory that a plan may use, seconds of a
+    step, devices in use, money of the whole job. `cost` as a goal is money per token."""
 
-    goal: Literal["step_time"] = "step_time"
-    direction: Literal["minimize"] = "minimize"
+    goal: Literal["step_time", "cost", "memory"] = "step_time"
     memory_fraction: Annotated[float, Rule(gt=0, le=1)] = 0.92
+    step_time: float | None = None
+    devices: int | None = None
+    cost: float | None = None
+
+    @property
+    def fewer(self) -> bool:
+        """Whether a plan may leave devices of the cluster idle."""
+        return self.goal == "cost" or self.devices is not None or self.cost is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ train {{
 parallel {{
     {wishes}
 }}
-minimize step_time subject to memory <= {memory}% of device
+minimize {goal} subject to memory <= {memory}% of device{limits}
 """
 
 SMALL = """model {
@@ -46,14 +46,26 @@ def write(
     batch: int = 64,
     memory: int = 92,
     train: str = "",
+    goal: str = "step_time",
+    limits: str = "",
+    price: float | None = None,
 ) -> Spec:
-    """The spec of such a file; `wishes` are lines of its `parallel` section."""
+    """The spec of such a file; `wishes` are lines of its `parallel` section, `price` in dollars per device-hour."""
     path = folder / "spec.titan"
-    cluster = f"nvidia.dgx_h100 with {{ nodes = {nodes}, devices_per_node = {devices} }}"
+    priced = "" if price is None else f", price_per_device_hour = {price} USD/h"
+    cluster = f"nvidia.dgx_h100 with {{ nodes = {nodes}, devices_per_node = {devices}{priced} }}"
     lines = wishes.replace(";", "\n    ")
     path.write_text(
         TEXT.format(
-            model=model, cluster=cluster, sequence=sequence, batch=batch, wishes=lines, memory=memory, train=train
+            model=model,
+            cluster=cluster,
+            sequence=sequence,
+            batch=batch,
+            wishes=lines,
+            memory=memory,
+            train=train,
+            goal=goal,
+            limits="".join(f", {limit}" for limit in limits.split(";") if limit),
         )
     )
     return load_spec(path)

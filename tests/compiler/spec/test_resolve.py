@@ -287,8 +287,23 @@ def test_memory_limits_as_share_and_as_amount() -> None:
     assert share.objective.memory_fraction == pytest.approx(0.8)
     amount = resolved(spec_text() + "minimize step_time subject to memory <= 40 GiB\n")
     assert amount.objective.memory_fraction == pytest.approx(40 * 2**30 / (81559 * 2**20))
-    for limit, code in {"memory <= 120% of device": "T216", "memory >= 2 GiB": "T223", "cost <= 3": "T217"}.items():
+    wrong = {
+        "memory <= 120% of device": "T216",
+        "memory >= 2 GiB": "T223",
+        "memory <= 2 s": "T215",
+        "memory <= 90% of node": "T217",
+        "energy <= 3": "T217",
+        "cost <= 3": "T215",
+        "cost <= 3 USD": "T262",
+        "step_time <= 3 USD": "T215",
+        "step_time <= 0 s": "T216",
+        "devices <= 2.5": "T216",
+        "devices <= 50% of device": "T217",
+    }
+    for limit, code in wrong.items():
         assert only(errors(spec_text() + f"minimize step_time subject to {limit}\n")).code == code
+    assert only(errors(spec_text() + "minimize energy\n")).code == "T217"
+    assert only(errors(spec_text() + "minimize cost\n")).code == "T262"
     assert only(errors(spec_text() + "maximize step_time\n")).code == "T224"
 
 
