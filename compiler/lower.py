@@ -14,6 +14,7 @@ from titan.compiler.passes.blocks import BlockWriter, Chunk, Names
 from titan.compiler.passes.buckets import buckets, home_groups, parameter_names, shard_degree
 from titan.compiler.passes.interleave import interleave
 from titan.compiler.passes.layouts import group_name
+from titan.compiler.passes.offload import offload
 from titan.compiler.passes.registry import run
 from titan.compiler.passes.transfers import transfer_blocks, transfers
 from titan.compiler.passes.update import begin, end, epilogue
@@ -62,7 +63,7 @@ def lower(spec: Spec, strategy: Strategy) -> Plan:
             bodies[rank],
             forwards[rank],
             gathers,
-            strategy.late_check,
+            strategy,
         )
         for rank in range(strategy.pipeline)
     )
@@ -118,7 +119,7 @@ def _role(
     body: tuple[BlockCall, ...],
     forwards: tuple[BlockCall, ...],
     gathers: Choices,
-    late_check: bool,
+    strategy: Strategy,
 ) -> Role:
     held = tuple(c for c in chunks if order.placement[c.number] == rank)
     mine = tuple(b for b in found if rank in b.homes)
@@ -130,23 +131,26 @@ def _role(
         phases = frozenset(e.phase for e in order.elements(rank) if e.chunk == chunk.number)
         blocks += transfer_blocks(chunk, training=True)
         drafts += [*writer.training(chunk, phases), writer.evaluate(chunk)]
-    sharding = Sharding(drafts, mine, gathers)
+    away = offload(drafts, held, strategy)
+    blocks += away.blocks
+    body = away.order(body)
+    sharding = Sharding(away.drafts, mine, gathers)
     body, forwards = sharding.order(body), sharding.order(forwards)
     blocks += sharding.finished()
     blocks += _pairs(blocks, body)
-    closing, calls = epilogue(mine, mesh)
+    closing, calls = epilogue(mine, mesh, strategy.state_on_host)
     ends = tuple(order.placement[c.number] for c in chunks if order.last(c.number))
     last = end(data_group, ends, mesh.size("pipeline"), rank)
     opening = (BlockCall("begin"),) if holds_loss else ()
     train = (*opening, *body, *calls, BlockCall("end"))
     evaluate = (*opening, *forwards, BlockCall("end"))
-    buffers = tuple(b for bucket in mine for b in _buffers(bucket, mesh, statistic))
+    buffers = tuple(b for bucket in mine for b in _buffers(bucket, mesh, statistic, strategy.state_on_host))
     if holds_loss:
         buffers = (*buffers, Buffer("b.loss", "metric", statistic, 1))
     layers = tuple(tuple(layer for _, layer in c.chain if layer is not None) for c in held)
     blocks = [*blocks, *closing, last]
     orders: Orders = (("train", train), ("evaluate", evaluate))
-    if late_check:
+    if strategy.late_check:
         more, others = ahead(mine, train)
         blocks, orders = [*blocks, *more], (*orders, *others)
         degrees = {b.name: shard_degree(b.shards, b.homes, mesh) if b.sharded else 1 for b in mine}
@@ -161,14 +165,14 @@ def _pairs(blocks: list[Block], body: tuple[BlockCall, ...]) -> list[Block]:
     return [interleave(*(table[half] for half in name.split("+"))) for name in names]
 
 
-def _buffers(bucket: Bucket, mesh: Mesh, statistic: str) -> tuple[Buffer, ...]:
-    """AdamW keeps two moments, and a master copy when parameters are narrower than the state."""
+def _buffers(bucket: Bucket, mesh: Mesh, statistic: str, on_host: bool) -> tuple[Buffer, ...]:
+    """Parameters, gradients and optimizer state, which may live on the host."""
     degree = shard_degree(bucket.shards, bucket.homes, mesh) if bucket.sharded else 1
-    copies = 2 if bucket.dtype == statistic else 3
+    state, place = bucket.state_copies * bucket.local("o", degree), "host" if on_host else "device"
     return (
         Buffer(f"p.{bucket.name}", "parameters", bucket.dtype, bucket.local("p", degree)),
         Buffer(f"g.{bucket.name}", "gradients", statistic, bucket.local("g", degree)),
-        Buffer(f"o.{bucket.name}", "optimizer", statistic, copies * bucket.local("o", degree)),
+        Buffer(f"o.{bucket.name}", "optimizer", statistic, state, place),
     )
 
 
@@ -223,6 +227,7 @@ def _settings(spec: Spec, strategy: Strategy) -> tuple[tuple[str, str], ...]:
         "model": spec.model.model_dump(),
         "cluster": spec.cluster.model_dump(),
         "memory.limit_bytes": int(spec.cluster.device.memory * spec.objective.memory_fraction),
+        "memory.host_bytes": spec.cluster.host_bytes,
         "strategy": _choices(strategy),
         "transfers.window": sends_outstanding(strategy),
         "train.sequence": train.sequence,

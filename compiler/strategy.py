@@ -35,6 +35,9 @@ class Strategy:
     recompute          `none`, `selective` or `full` for every layer, `mixed`: as `tiers` say, or `adaptive`: the plan
                        holds all three, and the run chooses by the memory that it finds
     tiers              tier of each layer; of an adaptive plan those to begin with. Empty: all alike
+    offload            what is in host memory while nobody needs it: `none`, the `optimizer` state between its updates,
+                       `activations` of layers between forward and backward, or `both`
+    offloaded          layers whose activations are offloaded; empty: all, where activations are
     micro_batch        sequences per micro-batch and data rank
     stages             layers of each chunk of one copy of the model, in model order; the schedule places the chunks
     wished_chunks      chunks per rank before the stages are known; 0: as many as the schedule usually has
@@ -70,6 +73,8 @@ class Strategy:
     expert: int = 1
     expert_tensor: int = 1
     late_check: bool = False
+    offload: str = "none"
+    offloaded: tuple[int, ...] = ()
 
     @property
     def world_size(self) -> int:
@@ -85,6 +90,15 @@ class Strategy:
     def recomputes(self) -> bool:
         """Whether anything may be recomputed."""
         return self.recompute != "none" or any(tier != "none" for tier in self.tiers)
+
+    @property
+    def state_on_host(self) -> bool:
+        """Whether optimizer state lives in host memory."""
+        return self.offload in ("optimizer", "both")
+
+    def layer_on_host(self, layer: int) -> bool:
+        """Whether a layer's activations wait for their backward in host memory."""
+        return self.offload in ("activations", "both") and (not self.offloaded or layer in self.offloaded)
 
     @property
     def sharded(self) -> tuple[str, ...]:

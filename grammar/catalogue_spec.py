@@ -374,6 +374,14 @@ ROWS: tuple[Code, ...] = (
         "Name the tokenizer's end-of-text token, or leave `separator` out.",
     ),
     Code(
+        "T259",
+        "offload that is not possible",
+        "What is offloaded goes to host memory that the cluster states with its link; no other choice keeps it back.",
+        "A cluster without `host_memory` or `host_link`, or optimizer state that late_check keeps on the device.",
+        "offload = optimizer, late_check = true",
+        "State both in the cluster, or drop one of the wishes.",
+    ),
+    Code(
         "T262",
         "cost is not known",
         "Cost is devices x hours x the price of a device-hour; a limit of cost is of the whole job.",

@@ -155,6 +155,12 @@ ROWS: tuple[Code, ...] = (
         "the loss is summed over tensor, it is partial over data",
     ),
     _row(
+        "T748",
+        "state not stored",
+        "Optimizer state that lives on the host goes back there once, after its update.",
+        "o.l0 is stored 0 times after its update",
+    ),
+    _row(
         "T750",
         "data not read once",
         "Over all ranks and micro-batches every token of the global batch is read exactly once.",
@@ -215,6 +221,14 @@ ROWS: tuple[Code, ...] = (
         "the role needs 81 GB, the limit is 74 GB",
         "The plan was made for devices with more memory.",
         "Plan again with more recomputation, sharding or devices.",
+    ),
+    _row(
+        "T771",
+        "too much host memory",
+        "What a rank keeps in host memory stays below its share of the node's.",
+        "the role needs 300 GB of host memory, a rank may take 256 GB",
+        "The plan was made for nodes with more memory.",
+        "Offload less, or give the cluster's `host_memory` as it is.",
     ),
     _row(
         "T780",

@@ -26,14 +26,16 @@ from titan.runtime.transport.base import Handle, Transport
 from titan.runtime.watermark import Record, Watermark
 from torch import Tensor
 
-RETRIED = frozenset(("compute", "collective", "transfer", "memory", "data"))  # kinds of opcodes that can be run again
+RETRIED = frozenset(
+    ("compute", "collective", "transfer", "host", "memory", "data")
+)  # kinds of opcodes that can be run again
 
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
     """What a step gave. `loss` and `grad_norm` are None on ranks whose program does not report them; `peak_bytes` is
-    the most bytes of registers live at once, by the plan's sizes (with workspace where tiers are left to the run);
-    `skipped`: the gradient was not finite, nothing was updated.
+    the most bytes of registers live at once, by the plan's sizes (with workspace where tiers are left to the run), and
+    `host_bytes` the most of their copies in host memory; `skipped`: the gradient was not finite, nothing was updated.
     """
 
     step: int
@@ -43,6 +45,7 @@ class StepReport:
     instructions: int
     skipped: bool
     values: dict[str, float] = field(default_factory=dict)
+    host_bytes: int = 0
 
 
 class Executable:
@@ -152,6 +155,7 @@ class Executable:
             instructions=len(self._actions),
             skipped=self._binding.skipped,
             values=found,
+            host_bytes=self._binding.registers.on_host.most,
         )
 
     def _peak(self) -> int:
@@ -165,7 +169,8 @@ def usual(executable: Executable, record: Record | None = None, kind: type[Water
     binding, instructions = executable._binding, executable._instructions
     plan, registers = binding.plan, binding.registers
     frames = {i.writes[0]: str(i.attribute("begin")) for i in instructions if i.opcode == "watermark"}
-    buffers = sum(t.nbytes for t in binding.state.buffers.values())
+    held = {b.name for b in plan.role_of(binding.rank).buffers if b.place == "device"}
+    buffers = sum(t.nbytes for name, t in binding.state.buffers.items() if name in held)
     limit = int(plan.setting("memory.limit_bytes") or 1 << 62)
 
     def drop(frame: str, tier: str, names: tuple[str, ...]) -> None:

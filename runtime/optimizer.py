@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import torch
 from titan.compiler.plan.program import Bucket, Plan
-from titan.runtime.state import Moments, State, held_slice, own_range
+from titan.runtime.state import Moments, State, held_slice, moments_of, own_range
 from torch import Tensor
 
 CHUNK = 1 << 18  # elements that are clipped at once, so that the scaled copy stays in the cache
@@ -107,20 +107,20 @@ class BucketOptimizer:
         self._training = Training.of(plan)
         self._state = state
         start, stop = own_range(plan, bucket, state.coordinates)
-        moments = self._moments = state.moments[bucket.name]
+        self._moments, self._length = state.moments[bucket.name], stop - start
         self._own = held_slice(plan, bucket, state, "p", start, stop)
-        self._master = moments.master
-        gradient = held_slice(plan, bucket, state, "g", start, stop)
-        self._ranges = tuple(
-            self._range(decay, a - start, b - start, gradient, moments)
-            for decay, a, b in _decay_ranges(plan, bucket, start, stop)
-        )
+        self._gradient = held_slice(plan, bucket, state, "g", start, stop)
+        self._stretches = [(d, a - start, b - start) for d, a, b in _decay_ranges(plan, bucket, start, stop)]
+        self._ranges = self._bound(self._moments)
 
-    def _range(self, decay: bool, start: int, stop: int, gradient: Tensor, moments: Moments) -> _Range:
+    def _bound(self, moments: Moments) -> tuple[_Range, ...]:
+        return tuple(self._range(decay, start, stop, moments) for decay, start, stop in self._stretches)
+
+    def _range(self, decay: bool, start: int, stop: int, moments: Moments) -> _Range:
         return _Range(
             self._training.weight_decay if decay else 0.0,
-            (self._own if self._master is None else self._master)[start:stop],
-            gradient[start:stop],
+            (self._own if moments.master is None else moments.master)[start:stop],
+            self._gradient[start:stop],
             moments.exp_avg[start:stop],
             moments.exp_avg_sq[start:stop],
         )
@@ -134,18 +134,22 @@ class BucketOptimizer:
         """Brings back what `keep` has copied, to the bit."""
         for row, part in zip(kept.view(3, -1), self._parts(), strict=True):
             part.copy_(row)
-        if self._master is not None:
-            self._own.copy_(self._master)
+        if self._moments.master is not None:
+            self._own.copy_(self._moments.master)
 
     def _parts(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self._own if self._master is None else self._master, self._moments.exp_avg, self._moments.exp_avg_sq
+        moments = self._moments
+        return self._own if moments.master is None else moments.master, moments.exp_avg, moments.exp_avg_sq
 
-    def step(self, step: int, norm: float) -> None:
-        """One update of the own range; `norm` is that of the whole model's gradient, before clipping."""
+    def step(self, step: int, norm: float, state: Tensor | None = None) -> None:
+        """One update of the own range; `norm` is that of the whole model's gradient, before clipping. `state`: the flat
+        optimizer state, where it is not in its buffer."""
+        moments = self._moments if state is None else moments_of(state, self._length)
+        ranges = self._ranges if state is None else self._bound(moments)
         factor = self._training.clip_factor(norm)
         rate, count = self._training.learning_rate_at(step), float(self._state.updates + 1)
         scaled = self._scratch() if factor != 1.0 else None
-        for piece in self._ranges:
+        for piece in ranges:
             if scaled is None:
                 self._update(piece, piece.gradient, 0, len(piece.gradient), rate, count)
                 continue
@@ -153,8 +157,8 @@ class BucketOptimizer:
                 stop = min(start + CHUNK, len(piece.gradient))
                 clipped = torch.mul(piece.gradient[start:stop], factor, out=scaled[: stop - start])
                 self._update(piece, clipped, start, stop, rate, count)
-        if self._master is not None:
-            self._own.copy_(self._master)
+        if moments.master is not None:
+            self._own.copy_(moments.master)
 
     def _scratch(self) -> Tensor:
         """Room for a scaled stretch; it lives as long as one update."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from titan.compiler.plan.instruction import base_name, type_name
+from titan.compiler.plan.instruction import HOST, original, type_name
 from titan.compiler.plan.operators import TensorType
 from titan.compiler.plan.program import Plan
 from titan.compiler.plan.segment import parse_unit
@@ -63,6 +63,11 @@ class Lives:
         self._bytes -= self.live[name]
         self.live[name] = 0
 
+    @property
+    def most(self) -> int:
+        """The most bytes since the last mark."""
+        return self._peak
+
     def mark(self) -> None:
         self.curve.append(self._peak)
         self.after.append(self._bytes)
@@ -80,6 +85,7 @@ class Registers:
     def __init__(self, plan: Plan, buffers: dict[str, Tensor], tiers: tuple[str, ...] = ("",)) -> None:
         self.slots: list[Any] = list(buffers.values())
         self.lives = {tier: Lives() for tier in tiers}
+        self.on_host = Lives()  # bytes in host memory, in all tiers the same
         self._plan, self._sizes = plan, Sizes(plan)
         self._index = {name: number for number, name in enumerate(buffers)}
         self._buffers = frozenset(buffers)
@@ -121,6 +127,8 @@ class Registers:
         size = self._size(name)
         for lives in self._active:
             lives.write(name, size)
+        if name.startswith(HOST):
+            self.on_host.write(name, self._sizes.host(name))
         if name not in self._index:  # else another tier has a slot for it
             self._index[name] = len(self.slots)
             self.slots.append(None)
@@ -132,6 +140,8 @@ class Registers:
             raise ProgramError(f"the buffer {name} is freed")
         for lives in self._active:
             lives.free(name)
+        if name.startswith(HOST):
+            self.on_host.free(name)
         return self._index[name]
 
     def settle(self, pending: str, value: str | None) -> tuple[int, int | None]:
@@ -140,6 +150,8 @@ class Registers:
             for lives in self._active:
                 lives.check(pending)
                 lives.empty(pending)
+            if pending.startswith(HOST):
+                self.on_host.empty(pending)
             target = self.write(value)
         else:
             target = None
@@ -158,7 +170,7 @@ class Registers:
 
     def types(self, name: str) -> tuple[TensorType, ...]:
         """Type of a register's value; a frame has several, a token none."""
-        base = base_name(name).removeprefix("r.")
+        base = original(name).removeprefix("r.")
         kind, mark, unit = base.partition(".")
         if mark and kind in ("t", "u", "tier"):
             return ()
@@ -166,6 +178,10 @@ class Registers:
             bucket = self._plan.bucket_of(base)
             dtype = bucket.dtype if kind == "w" else gradient_dtype(bucket.dtype)
             return (TensorType(dtype, (bucket.elements,)),)
+        if mark and kind == "state":
+            bucket = self._plan.bucket_of(base)
+            elements = bucket.state_copies * bucket.local("o", self._plan.shard_degree(bucket))
+            return (TensorType(gradient_dtype(bucket.dtype), (elements,)),)
         if mark and kind in ("f", "fs", "fn", "wf"):
             segment = self._plan.segment_table[parse_unit(unit)[0]]
             names = segment.weight_frame if kind == "wf" else segment.pieces[kind]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from titan.compiler.plan.program import Bucket, Plan, Role
+from titan.compiler.plan.program import Bucket, Buffer, Plan, Role
 from titan.runtime.dtypes import DTYPES
+from titan.runtime.host import host_zeros
 from titan.runtime.initial import initial_value
 from torch import Tensor
 
@@ -39,13 +40,20 @@ def allocate(plan: Plan, rank: int, device: torch.device | str = "cpu", initiali
     """Buffers of the rank's role, zero but for the parameters, which get their initial values unless told otherwise
     (a checkpoint will fill them)."""
     role = plan.role_of(rank)
-    buffers = {b.name: torch.zeros(b.elements, dtype=DTYPES[b.dtype], device=device) for b in role.buffers}
+    buffers = {b.name: _zeros(b, torch.device(device)) for b in role.buffers}
     state = State(rank, plan.mesh.coordinates(rank), buffers, {}, {}, {})
     for bucket in role_buckets(plan, role):
         _view(plan, bucket, state)
         if initialize:
             _fill(plan, bucket, state)
     return state
+
+
+def _zeros(buffer: Buffer, device: torch.device) -> Tensor:
+    dtype = DTYPES[buffer.dtype]
+    if buffer.place == "host":
+        return host_zeros(buffer.elements, dtype, device)
+    return torch.zeros(buffer.elements, dtype=dtype, device=device)
 
 
 def role_buckets(plan: Plan, role: Role) -> tuple[Bucket, ...]:
@@ -96,8 +104,13 @@ def _view(plan: Plan, bucket: Bucket, state: State) -> None:
     packed = state.buffers.get("o." + bucket.name)
     if packed is not None:
         start, stop = own_range(plan, bucket, state.coordinates)
-        parts = packed.view(-1, stop - start)
-        state.moments[bucket.name] = Moments(parts[0], parts[1], parts[2] if len(parts) == 3 else None)
+        state.moments[bucket.name] = moments_of(packed, stop - start)
+
+
+def moments_of(packed: Tensor, length: int) -> Moments:
+    """Views into the flat optimizer state of `length` elements of a bucket."""
+    parts = packed.view(-1, length)
+    return Moments(parts[0], parts[1], parts[2] if len(parts) == 3 else None)
 
 
 def _fill(plan: Plan, bucket: Bucket, state: State) -> None:

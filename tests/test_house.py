@@ -183,6 +183,7 @@ def all_opcodes_plan() -> tuple[Plan, ...]:
         Configuration(context=2, context_form="ring"),
         Configuration(data=2, zero=2),
         Configuration(recompute="adaptive"),
+        Configuration(offload="both"),
         Configuration(tensor=2, sequence_parallel=True, family="kv_one"),
     )
     return tuple(lower(spec_of(c), strategy_of(c)) for c in cells)

@@ -43,6 +43,7 @@ FIGURES: dict[str, tuple[float, str]] = {
     "misaligned": (0.5, "rate of products of attention heads whose width is no multiple of 8, as a share"),
     "intra": (0.80, "share of the link bandwidth that collectives reach inside a node"),
     "inter": (0.80, "share of the link bandwidth that collectives reach between nodes"),
+    "host": (0.85, "share of the bandwidth of the link to the host that copies reach"),
     "unstated_inter": (0.5, "the same for published runs that do not name their network"),
     "overlap_slowdown": (1.1, "how much longer compute takes while a collective runs beside it"),
     "communicator_bytes": (64.0 * 2**20, "device memory that one communicator takes"),
@@ -74,6 +75,7 @@ class Machine:
     peaks: Mapping[str, float]
     intra: Level
     inter: Level
+    host: Level  # of a device to its node's memory, each way
     price_per_device_hour: float | None
     figures: Mapping[str, float]
     curves: Mapping[str, Curve] = field(default_factory=dict)
@@ -92,7 +94,8 @@ class Machine:
 
 
 def read_machine(cluster: Mapping[str, Any]) -> Machine:
-    """Machine of a cluster's plain dictionary (`plan.setting("cluster")`)."""
+    """Machine of a cluster's plain dictionary (`plan.setting("cluster")`). Where it says nothing of its link to the
+    host, nothing is offloaded; the link inside the node stands there."""
     device = cluster["device"]
     figures = {name: default for name, (default, _) in FIGURES.items()}
     for name, figure in (cluster.get("efficiency") or {}).items():
@@ -108,6 +111,7 @@ def read_machine(cluster: Mapping[str, Any]) -> Machine:
         peaks={dtype: float(peak[name]) for dtype, name in PEAK_OF.items() if peak.get(name)},
         intra=_level(cluster["intra"], figures["intra"]),
         inter=_level(cluster["inter"], figures["inter"]),
+        host=_level(cluster.get("host_link") or cluster["intra"], figures["host"]),
         price_per_device_hour=cluster.get("price_per_device_hour"),
         figures=figures,
         curves=read_curves(cluster),

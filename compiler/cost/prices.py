@@ -99,6 +99,9 @@ class Prices:
     def _asynchronous(self, role: Role, instruction: Instruction) -> int:
         if instruction.row.kind == "transfer":
             return self._transfer(role, instruction)
+        if instruction.row.kind == "host":
+            link = self.machine.host
+            return _nanoseconds(link.latency + self._sizes.traffic(instruction).payload / link.bandwidth)
         moved, kind = self.whole_bytes(instruction), _algorithm(instruction)
         key = (kind, self.placement(role, instruction.group), moved)
         if key not in self._memo:

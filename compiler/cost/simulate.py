@@ -20,8 +20,11 @@ from titan.compiler.cost.machine import Machine
 from titan.compiler.cost.prices import Prices
 from titan.compiler.cost.shared_cores import Clock, Loads
 from titan.compiler.cost.strands import BlockPieces, Cutter, Event, Name, Outcome, Strand, run_strand
+from titan.compiler.plan.instruction import FROM_HOST, TO_HOST
 from titan.compiler.plan.program import BlockCall, Plan, Role
 from titan.compiler.plan.tiers import at_start
+
+COPIES = (TO_HOST, FROM_HOST)  # streams beside which compute is as fast as alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +251,7 @@ class _Walker:
         now, streams = self.clock, self.streams
         clocks = tuple([max(streams.get(s, 0) - now, 0) for s in strand.streams])
         imports = tuple([max(self.pending.pop(_concrete(n, arguments)) - now, 0) for n in strand.imports])
-        active = max(max(streams.values()) - now, 0)
+        active = max(max(end for name, end in streams.items() if name not in COPIES) - now, 0)
         key = (id(strand), clocks, imports, active)
         found = self.outcomes.get(key)
         if found is None:

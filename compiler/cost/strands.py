@@ -18,8 +18,9 @@ Name = tuple[str, int]  # base register and index of the block's micro-batch par
 
 @dataclass(frozen=True, slots=True)
 class Strand:
-    """`steps`: (0, ns, 0, 0) compute; (1, ns, stream, slot) issue; (2, 0, 0, slot) wait. Slots from 0 on are the
-    imports, issued outside; negative ones are issued here; `exports` are those still pending at the end."""
+    """`steps`: (0, ns, 0, 0) compute; (1, ns, stream, slot) issue of a collective; (2, 0, 0, slot) wait; (3, ns,
+    stream, slot) issue of a copy to or from the host. Slots from 0 on are the imports, issued outside; negative ones
+    are issued here; `exports` are those still pending at the end."""
 
     steps: tuple[tuple[int, int, int, int], ...]
     streams: tuple[str, ...]
@@ -68,8 +69,8 @@ def run_strand(
 ) -> Outcome:
     """Walk a strand from compute clock 0, with the streams' clocks and the completion times of its imports.
 
-    Until `active`, and while a collective issued here runs, compute takes `slowdown` times as long. `record`: the
-    outcome has its intervals of work.
+    Until `active`, and while a collective issued here runs, compute takes `slowdown` times as long; copies to the host
+    have engines of their own. `record`: the outcome has its intervals of work.
     """
     clock = busy = 0
     clocks, work = list(streams), list[tuple[int, int, bool]]()
@@ -81,9 +82,9 @@ def run_strand(
                 work.append((clock, clock + taken, True))
             clock += taken
             busy += taken
-        elif kind == 1:
+        elif kind != 2:
             done[slot] = clocks[stream] = max(clock, clocks[stream]) + cost
-            active = max(active, clocks[stream])
+            active = max(active, clocks[stream]) if kind == 1 else active
             if record:
                 work.append((clocks[stream] - cost, clocks[stream], False))
         else:
@@ -174,7 +175,7 @@ class _Builder:
             stream = self.streams.setdefault(i.stream, len(self.streams))
             self.issued += 1
             self.pending[_name(block, i.writes[0])] = -self.issued
-            self.steps.append((1, cost, stream, -self.issued))
+            self.steps.append((3 if i.row.kind == "host" else 1, cost, stream, -self.issued))
         elif cost:
             if self.steps and self.steps[-1][0] == 0:
                 cost += self.steps.pop()[1]

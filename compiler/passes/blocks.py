@@ -139,7 +139,7 @@ class BlockWriter:
                 if value.kind == "data" and value.shape and names.register(value.name) not in loaded:
                     loaded.add(names.register(value.name))
                     emitted.append(self._load(value.name, names, part))
-            if keep and self._adaptive(part):
+            if keep and self._adaptive(part, layer):
                 emitted.append(Instruction("watermark", (names.tier,), attributes=(("begin", self._tier(layer)),)))
             variants = {layer.tier: self._run(part, names, layer.tier) for layer in self._variants(part, names, keep)}
             emitted += alternatives(variants, names.tier)
@@ -157,15 +157,17 @@ class BlockWriter:
         attributes = (("what", what), ("micro_batch", "i"), *where, *permutation(self.graph.zigzag, value.shape[1]))
         return Instruction("load_batch", (names.register(name),), attributes=attributes)
 
-    def _adaptive(self, part: Part) -> bool:
-        return self.strategy.recompute == "adaptive" and part.repeated
+    def _adaptive(self, part: Part, layer: int | None) -> bool:
+        """Layers whose values go to the host keep the tier that they begin with: on its way nothing can be dropped."""
+        adaptive = self.strategy.recompute == "adaptive" and part.repeated
+        return adaptive and layer is not None and not self.strategy.layer_on_host(layer)
 
     def _tier(self, layer: int | None) -> str:
         return "none" if layer is None else self.strategy.tier(layer)
 
     def _variants(self, part: Part, names: Names, keep: bool = True) -> list[Layer]:
         """The tiers in which a part is lowered: one, or all of an adaptive plan."""
-        tiers = TIERS if self._adaptive(part) and keep else (self._tier(names.layer) if keep else "",)
+        tiers = TIERS if self._adaptive(part, names.layer) and keep else (self._tier(names.layer) if keep else "",)
         found = self.tiers.setdefault(part.name, Tiers(part, self.strategy.recompute == "adaptive"))
         return [Layer(found, tier, names) for tier in tiers]
 

@@ -3,16 +3,21 @@
 What the body's blocks have not summed yet is summed here, once for each factor on which a bucket's gradient is partial:
 over the replicas first (into the own shard with ZeRO), so that all later sums are of the shard only: over tensor
 factors, between copies of the shards (HSDP), over the pipeline homes of copied weights unless these share the shards.
+
+Optimizer state that lives on the host comes bucket by bucket: it is fetched `AHEAD` buckets before its update, the
+first ones under the last sums, and goes back under the updates after it.
 """
 
 from __future__ import annotations
 
 from titan.compiler.passes.buckets import homes_group, shared_by_copies
 from titan.compiler.passes.zero import BETWEEN, GATHER, REDUCE, first_sum, reduces_early
-from titan.compiler.plan.instruction import Instruction
+from titan.compiler.plan.instruction import FROM_HOST, STATE, TO_HOST, Instruction
 from titan.compiler.plan.mesh import Mesh
 from titan.compiler.plan.operators import Attribute
 from titan.compiler.plan.program import Block, BlockCall, Bucket
+
+AHEAD = 1  # buckets whose state is on its way while one is updated
 
 Attributes = tuple[tuple[str, Attribute], ...]
 
@@ -119,28 +124,52 @@ def norm(buckets: tuple[Bucket, ...], world_size: int) -> Block:
     return Block("norm", (), tuple(emitted))
 
 
-def step_blocks(bucket: Bucket) -> tuple[Block, ...]:
-    """`step.b` updates a bucket, clears its gradients and gathers updated shards, unless parameters stay sharded."""
+def step_blocks(bucket: Bucket, on_host: bool = False) -> tuple[Block, ...]:
+    """`step.b` updates a bucket, clears its gradients and gathers updated shards, unless parameters stay sharded.
+    `on_host`: `fetch.b` brings the state before, `stow.b` ends what the update has sent back."""
     name = bucket.name
+    state = f"{STATE}{name}" if on_host else f"o.{name}"
     update = [
-        Instruction("optimizer_step", (), (f"g.{name}", "nsq"), (f"p.{name}", f"o.{name}")),
+        Instruction("optimizer_step", (), (f"g.{name}", "nsq"), (f"p.{name}", state)),
         Instruction("zero_grad", updates=(f"g.{name}",)),
     ]
+    around: tuple[Block, ...] = ()
+    if on_host:
+        token = f"u.{state}?"
+        update.insert(0, Instruction("wait", (state,), (f"{state}?",)))
+        update.append(Instruction("offload", (token,), (state,), (f"o.{name}",), stream=TO_HOST))
+        fetch = Instruction("prefetch", (f"{state}?",), (f"o.{name}",), stream=FROM_HOST)
+        stow = (_wait(token), Instruction("free", reads=(state,)))
+        around = (Block(f"fetch.{name}", (), (fetch,)), Block(f"stow.{name}", (), stow))
     if not bucket.sharded or "p" in bucket.sharded:
-        return (Block(f"step.{name}", (), tuple(update)),)
+        return Block(f"step.{name}", (), tuple(update)), *around
     token = f"u.p.{name}?"
     update.append(Instruction("unshard", (token,), (), (f"p.{name}",), "", bucket.shards, GATHER))
-    return Block(f"step.{name}", (), tuple(update)), Block(f"gathered.{name}", (), (_wait(token),))
+    return Block(f"step.{name}", (), tuple(update)), Block(f"gathered.{name}", (), (_wait(token),)), *around
 
 
-def epilogue(buckets: tuple[Bucket, ...], mesh: Mesh) -> tuple[tuple[Block, ...], tuple[BlockCall, ...]]:
+def updates(buckets: tuple[Bucket, ...]) -> list[str]:
+    """Names of the blocks that update the buckets, in order, each after the fetch of a later one and before the end of
+    what an earlier one has sent to the host."""
+    names = [bucket.name for bucket in buckets]
+    found = []
+    for number, name in enumerate(names):
+        found += [f"fetch.{later}" for later in names[number + AHEAD : number + AHEAD + 1]]
+        found += [f"step.{name}", *(f"stow.{earlier}" for earlier in names[max(number - 1, 0) : number])]
+    return [*found, *(f"stow.{name}" for name in names[-1:])]
+
+
+def epilogue(
+    buckets: tuple[Bucket, ...], mesh: Mesh, on_host: bool = False
+) -> tuple[tuple[Block, ...], tuple[BlockCall, ...]]:
     """All blocks after the last backward and the calls in order: sums, norm, updates, gathers."""
     reduces = {b.name: reduce_blocks(b, mesh, reduces_early(b)) for b in buckets}
-    steps = {b.name: step_blocks(b) for b in buckets}
+    steps = {b.name: step_blocks(b, on_host) for b in buckets}
     done = Block("stepped", (), (Instruction("free", reads=("nsq",)),))
     ordered = [reduces[b.name] for b in reversed(buckets)]  # the order in which backward completes them
-    names = [blocks[n].name for n in range(max(map(len, ordered))) for blocks in ordered if n < len(blocks)]
-    names += ["norm", *(f"step.{b.name}" for b in buckets), "stepped", *(f"gathered.{b.name}" for b in buckets)]
+    names = [f"fetch.{b.name}" for b in buckets[:AHEAD]]
+    names += [blocks[n].name for n in range(max(map(len, ordered))) for blocks in ordered if n < len(blocks)]
+    names += ["norm", *updates(buckets), "stepped", *(f"gathered.{b.name}" for b in buckets)]
     blocks = (
         *(x for b in buckets for x in reduces[b.name]),
         norm(buckets, mesh.world_size),

@@ -178,7 +178,7 @@ class _Rewrite:
     outlive: set[str] = field(default_factory=set)
 
     def run(self) -> list[Instruction]:
-        self.runs = _runs(self.draft.instructions)
+        self.runs = stretches(self.draft.instructions)
         self._gather()
         self._add_up()
         found: list[Instruction] = []
@@ -266,7 +266,7 @@ class _Rewrite:
         self.after.setdefault(place, []).append(Instruction("wait", (), (token,)))
 
 
-def _runs(instructions: tuple[Instruction, ...]) -> list[list[int]]:
+def stretches(instructions: tuple[Instruction, ...]) -> list[list[int]]:
     """Indices of compute instructions, one list for each stretch of one layer (or of embedding or head)."""
     runs: list[list[int]] = []
     before: object = None

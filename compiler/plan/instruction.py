@@ -2,7 +2,7 @@
 
 Operands are names. A register name may end in `:i` or `:j` (the block's micro-batch parameter) and in `?` (pending).
 Names of buffers are declared in the plan's header (`p.l0` parameters, `g.l0` gradients, `o.l0` optimizer state,
-`b.loss`).
+`b.loss`). A register's copy in host memory is `host.x.l5:i`, what comes back of it is `back.x.l5:i`.
 """
 
 from __future__ import annotations
@@ -59,6 +59,9 @@ class Instruction:
 
 
 WHOLE = ("w.", "dw.")  # prefixes of registers that hold a whole bucket: gathered parameters, gradients
+STATE = "state."  # a register that holds the optimizer state of a bucket on the device while that is updated
+HOST, BACK = "host.", "back."  # prefixes of a register's copy in host memory, and of the one that comes back
+TO_HOST, FROM_HOST = "host.out", "host.in"  # streams of these copies, which run side by side
 
 
 def base_name(register: str) -> str:
@@ -66,13 +69,19 @@ def base_name(register: str) -> str:
     return register.rstrip("?").partition(":")[0]
 
 
-def type_name(register: str) -> str:
-    """Key of the plan's types, the base name without layer and rebuilt mark: `d.x.l5:i?` -> `d.x`, `r.x.l5` -> `x`.
+def original(register: str) -> str:
+    """Base name of the register of which this is the copy on the host, or what came back: `back.x.l5:i` -> `x.l5`."""
+    return base_name(register).removeprefix(HOST).removeprefix(BACK)
 
-    Whole buckets (`w.l5:i` parameters, `dw.l5:i` gradients) keep their layer: each is as long as its bucket.
+
+def type_name(register: str) -> str:
+    """Key of the plan's types, base name without layer and mark: `d.x.l5:i?` -> `d.x`; `host.x.l5`, `r.x.l5` -> `x`.
+
+    What belongs to a bucket (`w.l5:i` parameters, `dw.l5:i` gradients, `state.l5`) keeps its layer: each is as long as
+    its bucket.
     """
-    name = base_name(register).removeprefix("r.")
-    if name.startswith(WHOLE):
+    name = original(register).removeprefix("r.")
+    if name.startswith((*WHOLE, STATE)):
         return name
     head, mark, layer = name.rpartition(".l")
     return head if mark and layer.isdigit() else name

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Opcode:
-    """`kind` is compute, collective, transfer, parameter, memory or data; `asynchronous` ones write a pending register
-    and complete at a `wait`; `unit` says that a segment is named."""
+    """`kind` is compute, collective, transfer, host, parameter, memory or data; `asynchronous` ones write a pending
+    register and complete at a `wait`; `unit` says that a segment is named."""
 
     name: str
     kind: str
@@ -51,6 +51,12 @@ _ROWS = (
         "to the rank `peer` further on the axis; the value is borrowed until the wait", asynchronous=True,
     ),
     Opcode("recv", "transfer", "from the rank `peer` further on the axis", asynchronous=True),
+    Opcode(
+        "offload", "host",
+        "host copy <- register, or optimizer state back into its buffer on the host; borrowed until the wait",
+        asynchronous=True,
+    ),
+    Opcode("prefetch", "host", "register <- host copy, or a buffer on the host", asynchronous=True),
     Opcode(
         "wait", "memory",
         "turns a pending register into a value; of a send or an in-place collective: ends the borrowing",

@@ -58,15 +58,22 @@ class Bucket:
         """Elements of the buffer `kind` (p, g or o) on one rank, one copy; `degree` is the size of `shards`."""
         return self.elements // degree if kind in self.sharded else self.elements
 
+    @property
+    def state_copies(self) -> int:
+        """AdamW keeps two moments, and a master copy of parameters that are narrower than the state."""
+        return 2 if DTYPE_BYTES[self.dtype] >= 4 else 3
+
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """Storage of a role that lives for ever: `kind` is parameters, gradients, optimizer or metric."""
+    """Storage of a role that lives for ever: `kind` is parameters, gradients, optimizer, kept or metric; `place` is
+    `device` or `host`."""
 
     name: str
     kind: str
     dtype: str
     elements: int
+    place: str = "device"
 
     @property
     def bytes(self) -> int:
@@ -208,7 +215,8 @@ class Plan:
         )
 
     def bucket_of(self, name: str) -> Bucket:
-        """The bucket of a buffer (`p.l0`), of gathered parameters (`w.l0:i`) or of a whole gradient (`dw.l0.c2:i`).
+        """The bucket of a buffer (`p.l0`), of gathered parameters (`w.l0:i`), of a whole gradient (`dw.l0.c2:i`) or of
+        optimizer state on the device (`state.l0`).
 
         Raises KeyError when the name belongs to none.
         """

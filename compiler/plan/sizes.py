@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from titan.compiler.plan.instruction import Instruction, type_name
+from titan.compiler.plan.instruction import HOST, Instruction, type_name
 from titan.compiler.plan.operators import DTYPE_BYTES, Flops
 from titan.compiler.plan.program import Block, Plan, Role
 from titan.compiler.plan.segment import parse_unit
@@ -56,14 +56,19 @@ class Sizes:
         return not instruction.when or self.start[layer_of(instruction.frame)] in instruction.when
 
     def register(self, name: str) -> int:
-        """Bytes of a register; tokens of transfers (`t.`), in-place collectives (`u.`) and tiers (`tier.`) have none.
+        """Bytes of a register on the device; copies on the host (`host.`), tokens of transfers (`t.`), in-place
+        collectives (`u.`) and tiers (`tier.`) have none.
 
         Raises KeyError when neither the plan's tensors nor its segments know the name.
         """
         found = self._registers.get(name)
         if found is None:
-            found = self._registers[name] = self._typed(type_name(name))
+            found = self._registers[name] = 0 if name.startswith(HOST) else self._typed(type_name(name))
         return found
+
+    def host(self, name: str) -> int:
+        """Bytes of a register in host memory."""
+        return self._typed(type_name(name)) if name.startswith(HOST) else 0
 
     def _typed(self, key: str) -> int:
         found = self._types.get(key)
@@ -77,6 +82,8 @@ class Sizes:
             return 0
         if prefix in ("w", "dw"):
             return self.whole_bucket(key)
+        if prefix == "state":
+            return self.optimizer_state(key)
         if prefix in ("f", "fs", "fn"):
             segment = self.plan.segment_table[rest]
             return segment.bytes_of(segment.pieces[prefix])
@@ -128,9 +135,19 @@ class Sizes:
         degree = self.plan.shard_degree(bucket) if kind in bucket.sharded else 1
         return self.whole_bucket(name) // degree
 
+    def optimizer_state(self, name: str) -> int:
+        """Bytes of a bucket's optimizer state on one rank (`state.l0`), which is also that of its buffer `o.l0`."""
+        bucket = self.plan.bucket_of(name)
+        elements = bucket.state_copies * bucket.local("o", self.plan.shard_degree(bucket))
+        return elements * DTYPE_BYTES[gradient_dtype(bucket.dtype)]
+
     def traffic(self, instruction: Instruction) -> Traffic:
-        """Bytes moved by a collective or transfer: ring volumes, `(n-1)/n` of the whole per pass over the n members."""
+        """Bytes moved by a collective or transfer: ring volumes, `(n-1)/n` of the whole per pass over the n members. A
+        copy to or from the host has a payload and sends nothing."""
         kind = instruction.row.kind
+        if kind == "host":
+            moved = instruction.reads[0] if instruction.opcode == "offload" else instruction.writes[0]
+            return Traffic(self._typed(type_name(moved)), 0)
         if kind == "transfer":
             size = self.register(instruction.reads[0] if instruction.opcode == "send" else instruction.writes[0])
             return Traffic(size, size if instruction.opcode == "send" else 0)
@@ -250,12 +267,13 @@ _COMPONENT = {"parameters": "parameters", "gradients": "gradients", "optimizer":
 
 
 def memory_by_component(plan: Plan, role: Role, sizes: Sizes | None = None) -> dict[str, int]:
-    """Bytes of a role: `parameters`, `gradients`, `optimizer`, `buffers` (the rest), `activations` and `workspace` at
-    the highest moment of any order. Their sum is the peak of what the plan itself holds."""
+    """Bytes of a role on the device: `parameters`, `gradients`, `optimizer`, `buffers` (the rest), `activations` and
+    `workspace` at the highest moment of any order. Their sum is the peak of what the plan itself holds there."""
     sizes = sizes or Sizes(plan)
     found = dict.fromkeys(("parameters", "gradients", "optimizer", "buffers"), 0)
     for buffer in role.buffers:
-        found[_COMPONENT.get(buffer.kind, "buffers")] += buffer.bytes
+        if buffer.place == "device":
+            found[_COMPONENT.get(buffer.kind, "buffers")] += buffer.bytes
     walks = [liveness(plan, role, name, sizes) for name, _ in role.orders]
     highest = max(walks, key=lambda walk: walk.peak, default=Liveness(0, 0, 0, (-1, -1), ()))
     return {**found, "activations": highest.registers, "workspace": highest.workspace}

@@ -18,7 +18,7 @@ from titan.compiler.plan.instruction import Instruction
 from titan.compiler.plan.opcodes import OPCODES
 from titan.compiler.plan.operators import Attribute, TensorType
 from titan.compiler.plan.order_text import order_lines
-from titan.compiler.plan.program import Block, Bucket, Parameter, Plan, Role
+from titan.compiler.plan.program import Block, Bucket, Buffer, Parameter, Plan, Role
 from titan.compiler.plan.segment import Segment
 from titan.compiler.plan.text_parse import VERSION, PlanFileError, parse_plan
 
@@ -139,12 +139,17 @@ def _segment_lines(segment: Segment) -> list[str]:
 def _role_lines(role: Role, prices: Callable[[Instruction], str] | None) -> list[str]:
     chunks = ";".join(map(numbers, role.layers))
     lines = [f"role pipeline={role.pipeline} chunks={len(role.layers)} layers={chunks}"]
-    lines += [f"buffer {b.name} {b.kind} {b.dtype}[{b.elements}]" for b in role.buffers]
+    lines += [_buffer_line(b) for b in role.buffers]
     for block in role.blocks:
         lines += _block_lines(block, prices)
     for name, calls in role.orders:
         lines += [f"order {name}", *order_lines(calls)]
     return lines
+
+
+def _buffer_line(buffer: Buffer) -> str:
+    place = "" if buffer.place == "device" else f" {buffer.place}"
+    return f"buffer {buffer.name} {buffer.kind} {buffer.dtype}[{buffer.elements}]{place}"
 
 
 def _block_lines(block: Block, prices: Callable[[Instruction], str] | None) -> list[str]:

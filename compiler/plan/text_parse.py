@@ -223,7 +223,10 @@ def _role(reader: _Reader, words: list[str]) -> None:
 
 def _buffer(reader: _Reader, words: list[str]) -> None:
     flat = tensor_type([words[3]])
-    reader.buffers.append(Buffer(name(words[1]), words[2], flat.dtype, flat.elements))
+    place = words[4] if len(words) > 4 else "device"
+    if place not in ("device", "host"):
+        raise SyntaxProblem(f"a buffer is on the device or the host, not `{place[:60]}`")
+    reader.buffers.append(Buffer(name(words[1]), words[2], flat.dtype, flat.elements, place))
 
 
 def _block(reader: _Reader, words: list[str]) -> None:

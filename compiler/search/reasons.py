@@ -31,6 +31,7 @@ CHOICES = (
     "prefetch",
     "schedule",
     "recompute",
+    "offload",
     "micro_batch",
     "stages",
 )
@@ -53,6 +54,8 @@ def _reason(
     if wish.fixed:
         return key, "user", f"written: {key} {wish}"
     idle = _idle(chosen.strategy, key)
+    if key == "offload" and not spec.cluster.host_bytes:
+        idle = "the cluster states no host memory with its link"
     if idle:
         return key, "default", idle
     if key == "loss_rows":
@@ -126,6 +129,7 @@ def _best_other(
         "zero",
         "schedule",
         "recompute",
+        "offload",
         "sequence_parallel",
         "context_order",
     ):  # not enumerated where one value is never better: change this one alone

@@ -29,6 +29,7 @@ PREFERRED: dict[str, tuple[Any, ...]] = {
     "reduce": ("once", "each"),
     "schedule": ("one_f_one_b", *(name for name in SCHEDULES if name != "one_f_one_b")),
     "recompute": ("none", "selective", "full", "adaptive"),
+    "offload": ("none", "optimizer", "activations", "both"),
     "sequence_parallel": (True, False),
     "context_form": ("gathered", "heads", "ring"),
     "context_order": ("zigzag", "contiguous"),
@@ -50,6 +51,8 @@ def allowed(spec: Spec, key: str, idle: bool = False) -> tuple[Any, ...]:
     plainest that is allowed."""
     wish = getattr(spec.parallel, key)
     values = tuple(v for v in PREFERRED[key] if wish.allows(v))
+    if key == "offload" and not spec.cluster.host_bytes:
+        values = values[:1]  # where that is not `none`, legality says what is missing
     if key == "recompute" and wish.relation == "auto":
         values = values[:-1]  # a plan that leaves the choice to the run is for those who ask for one
     if not idle or not values:
@@ -182,6 +185,7 @@ def _of_mesh(spec: Spec, mesh: tuple[int, int, int, int]) -> tuple[list[Strategy
                     1, pipeline, data, context, tensor, parallel, form, 0, name, recompute[0], b, batch // b,
                     stages, wished_chunks=chunks, context_heads=heads, context_order=order,
                     loss_rows=loss_rows(spec, b, context, tensor), late_check=spec.parallel.late_check.value is True,
+                    offload=allowed(spec, "offload")[0],
                 )  # fmt: skip
                 some = replace(some, **options[0])
                 for expert, width in experts(spec, some):

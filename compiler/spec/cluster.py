@@ -109,8 +109,9 @@ def _numbers(given: Items) -> tuple[float, ...]:
 
 
 class Cluster(Part):
-    """Equal nodes of equal devices. `memory_reserved` is what driver, context and libraries take of each device. The
-    devices of a node may share `cores` (processes on CPUs); 0: each computes by itself."""
+    """Equal nodes of equal devices. `memory_reserved` is what driver, context and libraries take of each device;
+    `host_memory` what a node's devices may take together of its own memory, over a `host_link` each. The devices of a
+    node may share `cores` (processes on CPUs); 0: each computes by itself."""
 
     KINDS = ("cluster",)
     name: str = "cluster"
@@ -119,11 +120,18 @@ class Cluster(Part):
     device: Device
     intra: Link
     inter: Link
+    host_memory: Annotated[Bytes | None, NONE_WORD] = None
+    host_link: Annotated[Link | None, NONE_WORD] = None
     price_per_device_hour: Annotated[Price | None, NONE_WORD] = None
     memory_reserved: Reserve = 0
     efficiency: Annotated[dict[str, Efficiency], TABLE] = Rule(default_factory=dict)
     cores: Annotated[int, Rule(ge=0, le=2**12), quantity("")] = 0
     curves: Annotated[dict[str, Curve], TABLE] = Rule(default_factory=dict)
+
+    @property
+    def host_bytes(self) -> int:
+        """Host memory of one device, 0 where nothing is said about it or the way there."""
+        return int(self.host_memory / self.devices_per_node) if self.host_memory and self.host_link else 0
 
     @property
     def world_size(self) -> int:

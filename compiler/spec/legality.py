@@ -251,6 +251,26 @@ def _reduced(spec: Spec, s: Choices) -> Breach | None:
     return Breach(message, "reduce", ("reduce = each", "zero = 1"))
 
 
+def _host(spec: Spec, s: Choices) -> Breach | None:
+    cluster = spec.cluster
+    if s.offload == "none" or cluster.host_bytes:
+        return None
+    missing = [key for key in ("host_memory", "host_link") if not getattr(cluster, key)]
+    message = f"offload = {s.offload} needs memory of the host, the cluster states no {' and no '.join(missing)}"
+    facts = ((f"{cluster.devices_per_node} devices share the memory of a node", "cluster"),)
+    return Breach(
+        message, "offload", ("offload = none", *(f"cluster with {{ {key} = ... }}" for key in missing)), facts
+    )
+
+
+def _late_state(spec: Spec, s: Choices) -> Breach | None:
+    if not s.late_check or s.offload not in ("optimizer", "both"):
+        return None
+    message = f"late_check keeps the state before each step on the device, offload = {s.offload} moves it to the host"
+    near = "none" if s.offload == "optimizer" else "activations"
+    return Breach(message, "offload", ("late_check = false", f"offload = {near}"))
+
+
 def _separator(spec: Spec, s: Choices) -> Breach | None:
     separator, attention = spec.train.separator, spec.model.attention
     if separator is None:
@@ -265,7 +285,7 @@ def _separator(spec: Spec, s: Choices) -> Breach | None:
 
 
 def _available(spec: Spec, s: Choices) -> Breach | None:
-    for key in ("region", "zero", "schedule", "recompute", "context_form"):
+    for key in ("region", "zero", "schedule", "recompute", "offload", "context_form"):
         value, now = getattr(s, key), CHOICES[key].now
         if value not in now:
             reason = CHOICES[key].reason(value) or "unknown"
@@ -320,8 +340,13 @@ RULES: tuple[Rule, ...] = (
     Rule("T248", "no stage is empty, unless listed at an end", ("pipeline", "stages"), _empty_stage),
     Rule("T255", "shard divides data", ("data", "shard"), _shard),
     Rule("T256", "gradients are reduced after each micro-batch where they are sharded", ("zero", "reduce"), _reduced),
+    Rule("T259", "offload has host memory to go to", ("offload",), _host),
+    Rule("T259", "state is kept where it lives", ("offload", "late_check"), _late_state),
     Rule(
-        "T224", "only what this version builds", ("region", "zero", "schedule", "recompute", "context_form"), _available
+        "T224",
+        "only what this version builds",
+        ("region", "zero", "schedule", "recompute", "offload", "context_form"),
+        _available,
     ),
 )
 

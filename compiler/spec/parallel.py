@@ -50,6 +50,7 @@ CHOICES: dict[str, Choice] = {
     "schedule": Choice("word", tuple(SCHEDULES)),
     "chunks": Choice("degree"),
     "recompute": Choice("word", ("none", "selective", "full", "adaptive")),
+    "offload": Choice("word", ("none", "optimizer", "activations", "both")),
     "micro_batch": Choice("degree"),
     "late_check": Choice("flag", (True, False)),
     "stages": Choice("stages"),
@@ -70,9 +71,6 @@ _OTHER_WORDS = {
     "dualpipev": ("dualpipe_v",),
     "dual_pipe_v": ("dualpipe_v",),
 }  # what other tools call the schedules
-LATER_KEYS = {
-    "offload": "offloading to the host is not built yet",
-}
 
 
 def read_parallel(
@@ -195,8 +193,6 @@ def _unavailable(key: str, choice: Choice, read: Any, span: Span) -> Refusal:
 
 
 def _unknown(key: str, span: Span, homes: Mapping[str, str]) -> Refusal:
-    if key in LATER_KEYS:
-        return Refusal("T224", f"`{key}` is not available in this version: {LATER_KEYS[key]}", span)
     near = right_key(key, CHOICES, homes)
     note = (Note(f"`parallel` has the keys {', '.join(CHOICES)}"),)
     return Refusal("T211", f"`{key}` is no key of `parallel`", span, near, note)

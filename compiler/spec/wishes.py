@@ -57,8 +57,8 @@ AUTO = Wish()
 class Parallel:
     """Degrees are called by their mesh axis. Words: context_form gathered|heads|ring,
     context_order zigzag|contiguous, schedule a name of `schedules`, gather and reduce each|once (of ZeRO),
-    recompute none|selective|full|adaptive; `chunks` per pipeline rank; `late_check`: optimizer steps do not wait for
-    the norm; `stages` is the layers of each chunk."""
+    recompute none|selective|full|adaptive, offload none|optimizer|activations|both; `chunks` per pipeline rank;
+    `late_check`: optimizer steps do not wait for the norm; `stages` is the layers of each chunk."""
 
     region: Wish = AUTO
     pipeline: Wish = AUTO
@@ -80,6 +80,7 @@ class Parallel:
     schedule: Wish = AUTO
     chunks: Wish = AUTO
     recompute: Wish = AUTO
+    offload: Wish = AUTO
     micro_batch: Wish = AUTO
     stages: Wish = AUTO
     late_check: Wish = AUTO

@@ -5,7 +5,16 @@ The other proofs rest on it: they look names up without asking.
 
 from __future__ import annotations
 
-from titan.compiler.plan.instruction import Instruction, type_name
+from titan.compiler.plan.instruction import (
+    BACK,
+    FROM_HOST,
+    HOST,
+    STATE,
+    TO_HOST,
+    Instruction,
+    base_name,
+    type_name,
+)
 from titan.compiler.plan.opcodes import OPCODES
 from titan.compiler.plan.program import Plan, Role
 from titan.compiler.plan.segment import TIERS, bind, parse_unit
@@ -48,6 +57,8 @@ _OPERANDS: dict[str, tuple[tuple[int, int], tuple[int, int], tuple[int, int]]] =
     "broadcast": ((1, 1), (0, 1), (0, 0)),
     "send": ((1, 1), (1, 1), (0, 0)),
     "recv": ((1, 1), (0, 0), (0, 0)),
+    "offload": ((1, 1), (1, 1), (0, 1)),
+    "prefetch": ((1, 1), (1, 1), (0, 0)),
     "wait": ((0, 1), (1, 1), (0, 0)),
     "free": ((0, 0), (1, 1 << 30), (0, 0)),
     "watermark": ((1, 1), (0, 0), (0, 0)),
@@ -77,7 +88,7 @@ class _Names:
             segment = self.plan.segment_table.get(rest)
             frame = segment is not None and (prefix == "wf" or prefix in segment.pieces)
             token = token or name.startswith("tier.l")
-            bucket = prefix in ("w", "dw") and self.bucket(name)
+            bucket = prefix in ("w", "dw", "state") and self.bucket(name)
             self.known[name] = token or frame or bucket or type_name(name) in self.plan.types
         return self.known[name]
 
@@ -130,6 +141,8 @@ def _form(instruction: Instruction) -> str:
     if bool(instruction.group) != (row.kind in _GROUPED or instruction.opcode in _IN_PLACE):
         return f"{instruction.opcode} names {'no group' if not instruction.group else 'a group'}"
     given = dict(instruction.attributes)
+    if row.kind == "host":
+        return _copy(instruction)
     if instruction.opcode == "optimizer_step":
         wanted = _STEPS.get(str(given.get("moment", "")))
         if wanted != (len(instruction.reads), len(instruction.updates)):
@@ -142,6 +155,23 @@ def _form(instruction: Instruction) -> str:
         if key in ("dim", "split", "concat", "root", "peer") and type(given[key]) is not int:
             return f"`{key}={given[key]}` is not a number"
     return ""
+
+
+def _copy(instruction: Instruction) -> str:
+    """A copy goes by the name of what it is a copy of, which nothing changes later; optimizer state comes from its own
+    buffer and goes back there. Each direction has its stream."""
+    stream = TO_HOST if instruction.opcode == "offload" else FROM_HOST
+    if instruction.stream != stream:
+        return f"{instruction.opcode} runs on {stream}, not on {instruction.stream}"
+    written, read = base_name(instruction.writes[0]), base_name(instruction.reads[0])
+    if instruction.updates or read.startswith("o."):
+        state = STATE + (instruction.updates or instruction.reads)[0].removeprefix("o.")
+        right = (written, read) == (f"u.{state}", state) if instruction.updates else written == state
+    elif instruction.opcode == "offload":
+        right = written == HOST + read and not read.startswith((HOST, BACK, STATE, "dw."))
+    else:
+        right = read.startswith(HOST) and written == BACK + read.removeprefix(HOST)
+    return "" if right else f"`{written}` is no copy of `{read}`"
 
 
 def _instruction(instruction: Instruction, names: _Names, buffers: set[str], symbols: set[str]) -> str:
@@ -164,8 +194,8 @@ def _instruction(instruction: Instruction, names: _Names, buffers: set[str], sym
         elif symbol not in symbols:
             return f"`{name}` has micro-batch `{symbol}`, which is no parameter of the block"
     for name in instruction.updates:
-        whole = name.startswith("dw.") and names.register(name) and name.partition(":")[2] in symbols
-        if name not in buffers and not whole:
+        held = name.startswith(("dw.", STATE)) and names.register(name) and name.partition(":")[2] in symbols
+        if name not in buffers and not held:
             return f"`{name}` is no buffer of this role"
     return ""
 
@@ -230,11 +260,17 @@ def _buffers(plan: Plan, role: Role) -> list[Finding]:
     for bucket in plan.buckets:
         if role.pipeline not in bucket.homes:
             continue
-        for prefix, kind, dtype in (("p", "parameters", bucket.dtype), ("g", "gradients", "")):
+        statistic = "f64" if bucket.dtype == "f64" else "f32"
+        rows = (
+            ("p", "parameters", bucket.dtype, 1),
+            ("g", "gradients", statistic, 1),
+            ("o", "optimizer", statistic, bucket.state_copies),
+        )
+        for prefix, kind, dtype, copies in rows:
             buffer = given.get(f"{prefix}.{bucket.name}")
-            dtype = dtype or ("f64" if bucket.dtype == "f64" else "f32")
-            elements = bucket.local(prefix, plan.shard_degree(bucket))
-            if buffer is None or (buffer.kind, buffer.dtype, buffer.elements) != (kind, dtype, elements):
+            elements = copies * bucket.local(prefix, plan.shard_degree(bucket))
+            on_host = buffer is not None and buffer.place == "host" and kind != "optimizer"
+            if buffer is None or on_host or (buffer.kind, buffer.dtype, buffer.elements) != (kind, dtype, elements):
                 message = f"bucket {bucket.name} is at home here but {prefix}.{bucket.name} is not {dtype}[{elements}]"
                 found.append(Finding("T704", message, role.pipeline))
     return found

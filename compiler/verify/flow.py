@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from titan.compiler.plan.instruction import Instruction, type_name
+from titan.compiler.plan.instruction import BACK, Instruction, type_name
 from titan.compiler.plan.layout import dual
 from titan.compiler.plan.program import Block, Plan, Role
 from titan.compiler.plan.segment import Segment, parse_unit
@@ -167,7 +167,8 @@ class Flow:
     # -- recompute ----------------------------------------------------------------------------------------------------
 
     def image(self, register: str) -> str:
-        name = bare(register)
+        """The forward register whose value a register holds: itself, run again, or back from the host."""
+        name = bare(register).removeprefix(BACK)
         return self.images.get(name, name)
 
     def recompute(self, instruction: Instruction) -> None:

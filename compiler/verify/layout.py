@@ -7,7 +7,7 @@ is summed over exactly the factors on which its parameters' gradients are partia
 
 from __future__ import annotations
 
-from titan.compiler.plan.instruction import Instruction, type_name
+from titan.compiler.plan.instruction import BACK, Instruction, type_name
 from titan.compiler.plan.layout import CONVERSIONS, Layout, dual, sharded_by, state
 from titan.compiler.plan.mesh import Mesh
 from titan.compiler.plan.operators import TensorType, statistics_dtype
@@ -159,6 +159,8 @@ def _frame(instruction: Instruction, registers: tuple[str, ...], formals: tuple[
             allowed: tuple[str, ...] = (again,) if opcode == "recompute" and made else (plain,)
             if opcode.startswith("backward") and not made and formal in ("fs", "fn"):
                 allowed = (plain, again)
+            if not made and formal != "wf":
+                allowed = (*allowed, BACK + plain)
             if register.partition(":")[0] not in allowed:
                 return f"`{register}` is not the frame of {instruction.unit}"
     return ""

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from titan.compiler.plan.instruction import Instruction, base_name
+from titan.compiler.plan.instruction import STATE, Instruction, base_name
 from titan.compiler.plan.program import Block, Bucket, Plan, Role
 from titan.compiler.verify.bodies import active
 from titan.compiler.verify.findings import Finding, at, used_blocks
@@ -163,15 +163,29 @@ class _BucketStep:
         if not (zero.place > max(update.place, norm.place) or zero.place < added[0].place):
             self.step.fail("T745", f"{self.gradient} is cleared between its first contribution and its update", zero)
         self.updated(update)
+        self.fetched(update)
         self.gathered(update)
 
     def updated(self, update: Event) -> None:
         name = self.bucket.name
-        if update.instruction.updates != (f"p.{name}", f"o.{name}") or update.instruction.reads[0] != self.gradient:
-            self.step.fail("T745", f"{self.gradient} updates another bucket", update)
+        places = {buffer.name: buffer.place for buffer in self.step.role.buffers}
+        state = f"{STATE}{name}" if places.get(f"o.{name}") == "host" else f"o.{name}"
+        if update.instruction.updates != (f"p.{name}", state) or update.instruction.reads[0] != self.gradient:
+            self.step.fail("T745", f"{self.gradient} updates another bucket, or its state is not in {state}", update)
         read = self.step.read.get(f"p.{name}")
         if read is not None and read.place > update.place:
             self.step.fail("T745", f"p.{name} is used after its update in the same step", read)
+
+    def fetched(self, update: Event) -> None:
+        """State on the host: it is stored once, after the update. That it was fetched before, proof (a) says."""
+        name = f"o.{self.bucket.name}"
+        due = any(buffer.name == name and buffer.place == "host" for buffer in self.step.role.buffers)
+        stored = [e for e in self.step.events.get(name, []) if e.instruction.opcode == "offload"]
+        if len(stored) != due:
+            event = stored[-1] if stored else update
+            self.step.fail("T748", f"{name} is stored {len(stored)} times after its update, not {due:d}", event)
+        elif stored and stored[0].place < update.place:
+            self.step.fail("T748", f"{name} is stored before its update", stored[0])
 
     def gathered(self, update: Event) -> None:
         """Sharded state: the updated shards are gathered once, over the shard group, after the update."""

@@ -13,6 +13,7 @@ from titan.compiler.plan.program import Plan
 from titan.compiler.plan.segment import parse_unit
 from titan.runtime.data import TokenSource
 from titan.runtime.documents import Documents
+from titan.runtime.host import HostLink
 from titan.runtime.place import Place
 from titan.runtime.registers import ProgramError, Registers
 from titan.runtime.segments import BoundSegment
@@ -50,6 +51,7 @@ class Binding:
         self.registers = Registers(plan, state.buffers, tiers)
         self.slots: list[Any] = self.registers.slots
         self.device = transport.device
+        self.host = HostLink(self.device)
         self.step = 0
         self.skipped = False
         self.places: list[Place] = []

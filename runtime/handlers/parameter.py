@@ -106,14 +106,17 @@ def grad_norm(binding: Binding, instruction: Instruction) -> Action:
 
 
 def optimizer_step(binding: Binding, instruction: Instruction) -> Action:
-    """Operands: the bucket's gradient and the squared norm of the whole model's. Ahead of the norm the step keeps what
-    it changes; `undo` brings that back."""
+    """Operands: the bucket's gradient and the squared norm of the whole model's; updated are the parameters and the
+    optimizer state, in its buffer or in a register. Ahead of the norm the step keeps what it changes; `undo` brings
+    that back."""
     if instruction.attribute("moment"):
         return _unchecked_step(binding, instruction)
     gradient, squares = instruction.reads
     bucket = _bucket(binding, gradient)
-    for name in (gradient, *instruction.updates):
+    parameters, state = instruction.updates
+    for name in (gradient, parameters):
         binding.registers.buffer(name)
+    held = None if binding.registers.is_buffer(state) else binding.registers.read(state)
     optimizer = BucketOptimizer(binding.plan, bucket, binding.state)
     slots, norm_slot = binding.slots, binding.registers.read(squares)
     capture, flat = binding.capture, binding.state.buffers[gradient]
@@ -123,7 +126,7 @@ def optimizer_step(binding: Binding, instruction: Instruction) -> Action:
             capture(bucket.name, flat)
         norm = binding.finite(slots[norm_slot])
         if norm is not None:
-            optimizer.step(binding.step, norm)
+            optimizer.step(binding.step, norm, None if held is None else slots[held])
 
     return run
 

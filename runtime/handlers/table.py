@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from titan.compiler.plan.instruction import Instruction
-from titan.runtime.handlers import collective, compute, data, memory, parameter, transfer
+from titan.runtime.handlers import collective, compute, data, host, memory, parameter, transfer
 from titan.runtime.handlers.binding import Action, Binding
 
 Handler = Callable[[Binding, Instruction], Action]
@@ -27,6 +27,8 @@ HANDLERS: dict[str, Handler] = {
     "broadcast": collective.broadcast,
     "send": transfer.send,
     "recv": transfer.recv,
+    "offload": host.offload,
+    "prefetch": host.prefetch,
     "wait": memory.wait,
     "free": memory.free,
     "watermark": memory.watermark,

@@ -41,6 +41,7 @@ class Configuration:
     sequence_parallel: bool = False
     zero: int | str = 0
     recompute: str = "none"
+    offload: str = "none"
     context_form: str = "gathered"
     schedule: str = "one_f_one_b"
     stages: str = "even"
@@ -52,6 +53,7 @@ class Configuration:
         mesh = "".join(f"{axis[0]}{getattr(self, axis)}" for axis in AXES)
         words = [name for name in ("sequence_parallel", "tied", "odd") if getattr(self, name)]
         words += [f"zero{self.zero}"] if self.zero else []
+        words += [f"offload_{self.offload}"] if self.offload != "none" else []
         for name in ("recompute", "context_form", "schedule", "stages", "family"):
             if getattr(self, name) != getattr(Configuration(), name) or name == "family":
                 words.append(str(getattr(self, name)))
@@ -70,6 +72,7 @@ def switches(mesh: tuple[int, ...]) -> dict[str, tuple[Any, ...]]:
         "sequence_parallel": (False, True) if tensor > 1 else (False,),
         "zero": _shardings(data, context),
         "recompute": CHOICES["recompute"].now,
+        "offload": CHOICES["offload"].now,
         "context_form": _context_forms(context),
         "schedule": _schedules(pipeline),
         "stages": stages,
@@ -234,7 +237,8 @@ def spec_of(c: Configuration, precision: str = "fp64") -> Spec:
     )  # fmt: skip
     strategy = strategy_of(c)
     batch = c.data * strategy.micro_batch * strategy.micro_batches
-    cluster = f"cluster = local.cpu with {{ devices_per_node = {strategy.world_size} }}"
+    host = "host_memory = 8 GiB, host_link = link { bandwidth = 5 GB/s, latency = 10 us }"
+    cluster = f"cluster = local.cpu with {{ devices_per_node = {strategy.world_size}, {host} }}"
     settings = f"sequence = {sequence}, global_batch = {batch}, precision = {precision}, steps = 4, clip = 0.2"
     optimizer = f"optimizer = adamw {{ learning_rate = {LEARNING_RATE}, weight_decay = 0.1 }}, warmup_steps = 1"
     listed = f"parallel {{ stages = {list(strategy.stages)} }}"  # stages without a layer must be listed
@@ -275,6 +279,7 @@ def strategy_of(c: Configuration) -> Strategy:
     return Strategy(
         pipeline=c.pipeline, data=c.data, context=c.context, tensor=c.tensor, sequence_parallel=c.sequence_parallel,
         context_form=c.context_form, schedule=c.schedule, recompute=c.recompute,
+        offload=c.offload,
         **SHARDINGS.get(c.zero, {"zero": c.zero}),
         micro_batch=2 if small else 1, micro_batches=_micro_batches(c.schedule, c.pipeline), stages=layers_per_stage(c),
     )  # fmt: skip

@@ -22,7 +22,7 @@ from tests.equivalence.comparison import mismatches, unproven
 from tests.equivalence.configurations import Configuration, spec_of, strategy_of
 
 torch.set_num_threads(1)
-PLAN_PASSES = {"transpose", "liveness", "transfers", "update", "buckets", "zero"}
+PLAN_PASSES = {"transpose", "liveness", "transfers", "update", "buckets", "zero", "offload"}
 LONGEST = 40  # lines of a golden file: what a reviewer reads
 
 MEGATRON = Configuration(data=2, tensor=2, sequence_parallel=True)
@@ -40,6 +40,7 @@ SPLIT = Configuration(pipeline=3, stages="ends", schedule="zero_bubble_h1", fami
 KV_ONE = Configuration(tensor=2, pipeline=3, stages="ends", sequence_parallel=True, family="kv_one")
 TIED = Configuration(data=2, pipeline=2, tied=True, zero=1)
 
+AWAY = Configuration(pipeline=3, stages="ends", offload="both", recompute="full")
 RING = Configuration(context=2, context_form="ring")
 
 GRAPHS: dict[str, tuple[str, Configuration, str]] = {  # golden file -> (pass, configuration, part)
@@ -115,6 +116,9 @@ PLANS = {
     "recompute/adaptive": Shown(ADAPTIVE, lambda plan: _blocks(plan.roles[1], ("F.", "B."))),
     "zero/gradients": Shown(GRADIENTS, lambda plan: _blocks(plan.roles[1], ("F.", "B.", "reduce", "step.", "gather"))),
     "zero/parameters": Shown(SHARDS, lambda plan: _blocks(plan.roles[1], ("F.", "B.", "reduce", "step.", "gather"))),
+    "offload/activations": Shown(AWAY, lambda plan: _blocks(plan.roles[1], ("F.", "B.", "stow.c", "fetch.B"))),
+    "offload/optimizer": Shown(AWAY, lambda plan: _blocks(plan.roles[0], ("fetch", "step.", "stow"))),
+    "offload/order": Shown(AWAY, lambda plan: _calls(plan.roles[1], "train")),
     "update/tied_zero": Shown(TIED, _updates),
     "buckets/tied_zero": Shown(TIED, _buckets),
     "buckets/kv_replicas": Shown(KV_REPLICAS, _buckets),

@@ -110,5 +110,7 @@ class Layout:
     context_order: str = "zigzag"
     schedule: str = "one_f_one_b"
     recompute: str = "none"
+    offload: str = "none"
+    late_check: bool = False
     chunks: int = 1
     stages: tuple[int, ...] = ()

@@ -43,8 +43,9 @@ def model(family: str, layers: int, kv_heads: int, vocab: int, tied: bool) -> Mo
 def spec(found: Model, world: int, global_batch: int, precision: str = "fp64") -> Spec:
     link = Link(bandwidth=1e9, latency=1e-5)
     cluster = Cluster(
-        devices_per_node=world, device=Device(memory=1 << 30, memory_bandwidth=1e10), intra=link, inter=link
-    )
+        devices_per_node=world, device=Device(memory=1 << 30, memory_bandwidth=1e10), intra=link, inter=link,
+        host_memory=world << 30, host_link=link,
+    )  # fmt: skip
     return Spec(found, cluster, Train(sequence=8, global_batch=global_batch, precision=precision, steps=3))  # type: ignore[arg-type]
 
 
@@ -90,6 +91,7 @@ KINDS: dict[str, tuple[str, tuple[int, ...], int, int, bool, str, dict[str, obje
         {"pipeline": 2, "schedule": "interleaved", "micro_batches": 4},
     ),
     "pairs": ("gpt2", (1, 1), 4, 13, True, "fp64", {"pipeline": 2, "schedule": "dualpipe", "micro_batches": 4}),
+    "away": ("gpt2", (1, 1), 4, 13, True, "fp64", {"pipeline": 2, "data": 2, "zero": 1, "offload": "both"}),
     "gpipe": ("llama", (1, 1), 4, 16, True, "fp64", {"pipeline": 2, "tensor": 2, "data": 2, "schedule": "gpipe"}),
 }
 

@@ -1,0 +1,58 @@
+"""Host memory of a rank beside its device: optimizer state that lives there, and registers on their way through it."""
+
+from __future__ import annotations
+
+from titan.compiler.plan.program import Block, Plan, Role
+from titan.compiler.plan.sizes import Sizes
+
+
+def uses_host(plan: Plan) -> bool:
+    """Whether a plan keeps anything in host memory."""
+    return any(buffer.place == "host" for role in plan.roles for buffer in role.buffers) or any(
+        i.row.kind == "host" for role in plan.roles for block in role.blocks for i in block.instructions
+    )
+
+
+def host_memory(role: Role, sizes: Sizes) -> dict[str, int]:
+    """Bytes of one rank in host memory: `optimizer` state in buffers, and `activations`: the most that any order holds
+    at once, each from the offload that is issued to the `free` of its copy."""
+    buffers = sum(buffer.bytes for buffer in role.buffers if buffer.place == "host")
+    return {"optimizer": buffers, "activations": max(_highest(role, name, sizes) for name, _ in role.orders)}
+
+
+def _highest(role: Role, order: str, sizes: Sizes) -> int:
+    calls = role.order(order)
+    moves = {name: _block(role.block_table[name], sizes) for name in {call.block for call in calls}}
+    live = most = 0
+    for call in calls:
+        change, height = moves[call.block]
+        most = max(most, live + height)
+        live += change
+    return most
+
+
+def _block(block: Block, sizes: Sizes) -> tuple[int, int]:
+    """(net change, height above the beginning) in bytes."""
+    live = most = 0
+    for instruction in block.instructions:
+        if instruction.opcode == "free":
+            live -= sum(map(sizes.host, instruction.reads))
+        elif instruction.opcode == "offload":
+            live += sum(map(sizes.host, instruction.writes))
+            most = max(most, live)
+    return live, most
+
+
+def host_traffic(role: Role, sizes: Sizes, order: str = "train") -> tuple[int, int]:
+    """Bytes that one rank moves in a step (to the host, from it)."""
+    moved = {"offload": 0, "prefetch": 0}
+    table = {
+        block.name: {
+            opcode: sum(sizes.traffic(i).payload for i in block.instructions if i.opcode == opcode) for opcode in moved
+        }
+        for block in role.blocks
+    }
+    for call in role.order(order):
+        for opcode in moved:
+            moved[opcode] += table[call.block][opcode]
+    return moved["offload"], moved["prefetch"]
