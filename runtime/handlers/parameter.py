@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from titan.compiler.plan.instruction import Instruction
+from titan.compiler.plan.instruction import STATE, Instruction
 from titan.compiler.plan.program import Bucket
 from titan.runtime.dtypes import DTYPES
 from titan.runtime.handlers.binding import Action, Binding
@@ -114,9 +114,10 @@ def optimizer_step(binding: Binding, instruction: Instruction) -> Action:
     gradient, squares = instruction.reads
     bucket = _bucket(binding, gradient)
     parameters, state = instruction.updates
-    for name in (gradient, parameters):
+    on_host = state.startswith(STATE)
+    for name in (gradient, parameters, *(() if on_host else (state,))):
         binding.registers.buffer(name)
-    held = None if binding.registers.is_buffer(state) else binding.registers.read(state)
+    held = binding.registers.read(state) if on_host else None
     optimizer = BucketOptimizer(binding.plan, bucket, binding.state)
     slots, norm_slot = binding.slots, binding.registers.read(squares)
     capture, flat = binding.capture, binding.state.buffers[gradient]
