@@ -77,7 +77,7 @@ def test_each_proof_fails_on_a_plan_broken_on_purpose(
 
 
 def test_every_code_has_a_case() -> None:
-    """Codes of recompute tiers (T765, T78x) have theirs where tiers are tested, those of the host (T748, T771) there."""
+    """Codes of recompute tiers (T765, T78x) have theirs where tiers are tested, the host's too (T748, T771)."""
     elsewhere = {"T700", "T704", "T721", "T723", "T770"}  # below
     codes_here = {row.code for row in ROWS if row.code < "T765" or row.code == "T770"} - {"T748"}
     assert {case[1] for case in CASES} | elsewhere == codes_here
