@@ -24,8 +24,8 @@ ROWS: tuple[Code, ...] = (
     Code(
         "T303",
         "memory at risk",
-        "A plan fits when even the upper bound of its peak memory stays below the limit.",
-        "The point prediction fits, but with more fragmentation than usual it would not.",
+        "A plan fits when even the upper bound of its peak stays below the limit, and a reserve of 8% of the device.",
+        "The point prediction fits, but with more fragmentation than usual it would not; or no margin is left.",
         "peak 71.9 GiB, upper bound 75.6 GiB, limit 73.3 GiB",
         "Try a smaller micro-batch or recompute = full, or accept the risk.",
     ),

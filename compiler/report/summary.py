@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from titan.compiler.strategy import Strategy
     from titan.compiler.verify.findings import Proof
 
+MARGIN = 0.08  # share of a device below which what is left over is no reserve
 ROWS = 12  # of the stage table; what is between the first and the last is left out
 DEGREES = ("region", "pipeline", "data", "context", "tensor")
 
@@ -75,10 +76,11 @@ def warnings(spec: Spec, found: Prediction) -> list[str]:
     """Everything that the user should know before relying on the plan, each with its code."""
     listed = [f"{w.code}: {w.message}" for w in spec.warnings]
     ledger = found.ledger
-    if ledger.verdict == "at risk":
+    margin = 1 - ledger.peak / spec.cluster.device.memory
+    if ledger.verdict == "at risk" or margin < MARGIN:
         listed.append(
             f"T303: memory at risk: {_gib(ledger.peak)} predicted, {_gib(ledger.upper)} at most,"
-            f" limit {_gib(ledger.limit)}"
+            f" limit {_gib(ledger.limit)}; the reserve of the device for fragmentation is a margin of {margin:.1%}"
         )
     if found.used.peak is None:
         listed.append(f"T305: {UNKNOWN_PEAK}; times are rough until then")

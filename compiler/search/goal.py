@@ -11,9 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from titan.compiler.cost.memory import memory_ledger
-from titan.compiler.search.candidates import price
-from titan.compiler.search.search import SearchResult, estimator_of, lower_again, memory_limit, search
-from titan.compiler.search.space import enumerate_space
+from titan.compiler.search.search import SearchResult, fitting_by_estimate, lower_again, memory_limit, search
 from titan.compiler.spec.devices import parts
 from titan.grammar.diagnostics import Diagnostic, Note, TitanError
 
@@ -110,10 +108,7 @@ def _ranked(spec: Spec) -> list[Spec]:
     limit while others do not."""
     found: list[tuple[bool, float, int, Spec]] = []
     for part in parts(spec):
-        limit = memory_limit(part)
-        if hopeless(part):
-            continue
-        fitting, _ = price(part, estimator_of(part), enumerate_space(part), limit)
+        fitting = [] if hopeless(part) else fitting_by_estimate(part)
         if not fitting:
             continue
         fastest = fitting[0].estimate

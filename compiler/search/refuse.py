@@ -6,11 +6,24 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from titan.compiler.search.space import Space, meshes
+from titan.compiler.spec.wishes import AUTO
 from titan.compiler.strategy import Strategy
 from titan.grammar.diagnostics import Diagnostic, Note, TitanError
+from titan.grammar.quantities import format_quantity
 
 if TYPE_CHECKING:
     from titan.compiler.spec.schema import Spec
+
+
+# choice -> the value that needs the least memory; None: as large as the cluster
+THRIFTY: dict[str, int | str | None] = {
+    "recompute": "full",
+    "zero": 3,
+    "micro_batch": 1,
+    "tensor": None,
+    "pipeline": None,
+    "expert": None,
+}
 
 
 def nothing_legal(spec: Spec, space: Space) -> TitanError:
@@ -45,26 +58,52 @@ def nothing_fits(spec: Spec, closest: Strategy, tried: int) -> TitanError:
     notes = (
         Note(f"closest: {describe(closest)}"),
         Note(f"pipeline rank {worst.pipeline} holds {listed}"),
-        *_hints(spec, dict(worst.components), limit),
+        *_hints(spec, closest, dict(worst.components), limit),
     )
     message = (
         f"none of {tried} layouts fits: the closest needs {_gib(worst.point)} per device, the limit is {_gib(limit)}"
-        f" ({spec.objective.memory_fraction:.0%} of {_gib(spec.cluster.device.memory)})"
+        f" ({spec.objective.memory_fraction:.0%} of {format_quantity(spec.cluster.device.memory, 'bytes')})"
     )
     return TitanError(Diagnostic("T301", message, spec.span("cluster"), notes=notes), exit_code=3)
 
 
-def _hints(spec: Spec, parts: dict[str, int], limit: int) -> tuple[Note, ...]:
-    """What would help: more devices for state, or letting go of a wish."""
+def _hints(spec: Spec, closest: Strategy, parts: dict[str, int], limit: int) -> tuple[Note, ...]:
+    """What does not help, what stands in the way, and what would fit instead."""
     found = []
     state = parts["parameters"] + parts["gradients"] + parts["optimizer"]
+    held = [key for key in THRIFTY if _held(spec, key)]
     if state > limit:
-        needed = -(-spec.cluster.nodes * state // max(limit, 1))
-        found.append(Note(f"parameters, gradients and optimizer state alone need about {needed} nodes"))
-    held = [key for key in ("recompute", "zero", "micro_batch", "tensor", "pipeline") if _held(spec, key)]
+        text = f"parameters, gradients and optimizer state alone take {_gib(state)}: a shorter sequence does not help"
+        found.append(Note(text))
+        if not held:
+            needed = -(-spec.cluster.nodes * state // max(limit, 1))
+            found.append(Note(f"sharded over more devices they would fit on about {needed} nodes"))
+    if _whole_experts(spec, closest):
+        text = "optimizer state of the experts is not sharded: each expert lies on one rank of data x context"
+        more = spec.cluster.world_size * 2
+        found.append(Note(f"{text}, so only more of these would share it, as on {more:,} devices"))
     if held:
         found.append(Note("wishes that hold memory up: " + ", ".join(f"{k} {getattr(spec.parallel, k)}" for k in held)))
+        found += _instead(spec, held)
     return tuple(found)
+
+
+def _whole_experts(spec: Spec, s: Strategy) -> bool:
+    data, context, _ = s.expert_parts
+    return bool(spec.model.experts) and s.expert > 1 and data * context == s.data * s.context
+
+
+def _instead(spec: Spec, held: list[str]) -> list[Note]:
+    """The fastest layout that fits, by estimate, when one of the wishes is let go, else when all are."""
+    from titan.compiler.search.search import fitting_by_estimate
+
+    for keys in (*((key,) for key in held), tuple(held)):
+        free = replace(spec, parallel=replace(spec.parallel, **dict.fromkeys(keys, AUTO)))
+        fitting = fitting_by_estimate(free)
+        if fitting:
+            strategy = fitting[0].strategy
+            return [Note("this would fit: " + ", ".join(f"{key} = {getattr(strategy, key)}" for key in keys))]
+    return []
 
 
 def _held(spec: Spec, key: str) -> bool:
@@ -72,8 +111,8 @@ def _held(spec: Spec, key: str) -> bool:
     wish = getattr(spec.parallel, key)
     if wish.relation == "auto":
         return False
-    thrifty = {"recompute": "full", "zero": 3, "micro_batch": 1}
-    return not wish.allows(thrifty[key]) if key in thrifty else not wish.allows(spec.cluster.world_size)
+    least = THRIFTY[key]
+    return not wish.allows(spec.cluster.world_size if least is None else least)
 
 
 def describe(s: Strategy) -> str:

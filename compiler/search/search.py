@@ -92,6 +92,12 @@ def estimator_of(spec: Spec, machine: Machine | None = None) -> Estimator:
     return Estimator(machine, shape, spec.train.global_batch)
 
 
+def fitting_by_estimate(spec: Spec) -> list[Candidate]:
+    """What fits by the closed forms, fastest first; nothing where no layout is legal."""
+    estimator, space = estimator_of(spec), enumerate_space(spec)
+    return price(spec, estimator, space, safe_limit(estimator.machine, memory_limit(spec)))[0]
+
+
 def search(spec: Spec, risk: bool = True) -> SearchResult:
     """The fastest plan that fits; where there is none and `risk` is allowed, the fastest that is at risk.
 
