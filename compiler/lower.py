@@ -17,7 +17,7 @@ from titan.compiler.passes.layouts import group_name
 from titan.compiler.passes.offload import offload
 from titan.compiler.passes.registry import run
 from titan.compiler.passes.transfers import transfer_blocks, transfers
-from titan.compiler.passes.update import begin, end, epilogue
+from titan.compiler.passes.update import begin, counted, end, epilogue
 from titan.compiler.passes.window import sends_outstanding
 from titan.compiler.passes.zero import Choices, Draft, Sharding
 from titan.compiler.plan.layout import dual
@@ -125,7 +125,7 @@ def _role(
     mine = tuple(b for b in found if rank in b.homes)
     data_group = group_name(mesh, tuple(f for f in ("data", "context") if mesh.size(f) > 1))
     holds_loss = any(order.last(c.number) for c in held)
-    blocks: list[Block] = [begin(data_group)] if holds_loss else []
+    blocks: list[Block] = [begin(data_group), counted()] if holds_loss else []
     drafts: list[Draft] = []
     for chunk in held:
         phases = frozenset(e.phase for e in order.elements(rank) if e.chunk == chunk.number)
@@ -141,9 +141,9 @@ def _role(
     closing, calls = epilogue(mine, mesh, strategy.state_on_host)
     ends = tuple(order.placement[c.number] for c in chunks if order.last(c.number))
     last = end(data_group, ends, mesh.size("pipeline"), rank)
-    opening = (BlockCall("begin"),) if holds_loss else ()
-    train = (*opening, *body, *calls, BlockCall("end"))
-    evaluate = (*opening, *forwards, BlockCall("end"))
+    opening, closed = ((BlockCall("begin"),), (BlockCall("counted"),)) if holds_loss else ((), ())
+    train = (*opening, *body, *closed, *calls, BlockCall("end"))
+    evaluate = (*opening, *forwards, *closed, BlockCall("end"))
     buffers = tuple(b for bucket in mine for b in _buffers(bucket, mesh, statistic, strategy.state_on_host))
     if holds_loss:
         buffers = (*buffers, Buffer("b.loss", "metric", statistic, 1))
@@ -151,7 +151,7 @@ def _role(
     blocks = [*blocks, *closing, last]
     orders: Orders = (("train", train), ("evaluate", evaluate))
     if strategy.late_check:
-        more, others = ahead(mine, train)
+        more, others = ahead(mine, train, next(b for b in closing if b.name == "norm"), last)
         blocks, orders = [*blocks, *more], (*orders, *others)
         degrees = {b.name: shard_degree(b.shards, b.homes, mesh) if b.sharded else 1 for b in mine}
         buffers = (*buffers, *(kept(bucket, statistic, degrees[bucket.name]) for bucket in mine))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 
 from titan.compiler.plan.instruction import Instruction
-from titan.compiler.plan.program import Plan
+from titan.compiler.plan.program import BEGUN, Plan
 from titan.compiler.plan.segment import TIERS
 from titan.compiler.plan.sizes import Sizes
 from titan.compiler.plan.text import instruction_text
@@ -71,7 +71,9 @@ class Executable:
         self.rank, self.order, self.position = rank, order, 0
         self._delay = delay
         self._state = state
-        instructions = [instruction for *_, instruction in plan.role_of(rank).instructions(order)]
+        program = list(plan.role_of(rank).instructions(order))
+        instructions = [instruction for *_, instruction in program]
+        self.begun = sum(call.block.endswith(BEGUN) for _, _, call, _ in program)  # instructions before a known norm
         adaptive = any(i.opcode == "watermark" for i in instructions)
         tiers = TIERS if adaptive else ("",)
         self._binding = Binding(plan, rank, transport, state, source, order, capture, tiers)

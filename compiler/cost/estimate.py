@@ -243,7 +243,7 @@ class Estimator(LayerPrices):
 
     def _buffers(self, s: Strategy, held: float, shards: int = 0) -> float:
         """Bytes of parameters, gradients and optimizer state for `held` parameters, each whole or the own shard."""
-        optimizer = self.statistic * (3 if self.shape.dtype == "bf16" else 2)
+        optimizer = self.statistic * ((3 if self.shape.dtype == "bf16" else 2) + (3 if s.late_check else 0))
         kinds, shards = s.sharded, shards or self._shards(s)
         sizes = {"p": self.size, "g": self.statistic, "o": optimizer}
         return held * sum(size / (shards if kind in kinds else 1) for kind, size in sizes.items())

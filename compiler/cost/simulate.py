@@ -21,7 +21,7 @@ from titan.compiler.cost.prices import Prices
 from titan.compiler.cost.shared_cores import Clock, Loads
 from titan.compiler.cost.strands import BlockPieces, Cutter, Event, Name, Outcome, Strand, run_strand
 from titan.compiler.plan.instruction import FROM_HOST, TO_HOST
-from titan.compiler.plan.program import BlockCall, Plan, Role
+from titan.compiler.plan.program import BEGUN, BlockCall, Plan, Role
 from titan.compiler.plan.tiers import at_start
 
 COPIES = (TO_HOST, FROM_HOST)  # streams beside which compute is as fast as alone
@@ -80,15 +80,31 @@ class SimulationStalled(Exception):
 def simulate(
     plan: Plan, machine: Machine | None = None, order: str = "train", prices: Prices | None = None
 ) -> Timeline:
-    """Timeline of one order. `machine` defaults to the cluster in the plan's settings.
+    """Timeline of one order. `machine` defaults to the cluster in the plan's settings. Training steps that do not wait
+    for the norm are timed in their steady state: what one more of them adds.
 
     Raises SimulationStalled when the programs wait for each other.
     """
     plan = at_start(plan)
     prices = prices or Prices(plan, machine)
+    if order != "train" or not any(name == "body" for name, _ in plan.roles[0].orders):
+        return _walk(plan, prices, [role.order(order) for role in plan.roles])
+    few, more = (_walk(plan, prices, [_late(role, steps) for role in plan.roles]) for steps in (2, 3))
+    return _added(few, more, _outside(prices))
+
+
+def _late(role: Role, steps: int) -> tuple[BlockCall, ...]:
+    """Steps one after another, each norm begun before its update and waited for after the next body."""
+    body, check, update = (role.order(name) for name in ("body", "check", "update"))
+    begun = tuple(call for call in check if call.block.endswith(BEGUN))
+    return (*body, *begun, *update, *(*body, *check[len(begun) :], *begun, *update) * (steps - 1))
+
+
+def _walk(plan: Plan, prices: Prices, calls: list[tuple[BlockCall, ...]]) -> Timeline:
+    """The calls of every role, walked to their ends."""
     network = _Network(plan, prices.machine)
     cutter = Cutter(prices.price, network.crosses)
-    walkers = [_Walker(role, role.order(order), cutter.cut(role), network) for role in plan.roles]
+    walkers = [_Walker(role, own, cutter.cut(role), network) for role, own in zip(plan.roles, calls, strict=True)]
     ready = deque(walkers)
     while ready:
         ready.popleft().walk()
@@ -97,7 +113,7 @@ def simulate(
     if stuck:
         raise SimulationStalled(f"roles {', '.join(map(str, stuck))} wait for each other")
     step = max(max(w.clock, w.last, *w.streams.values()) for w in walkers)
-    more = round(prices.machine.figures.get("step_seconds", 0.0) * 1e9)
+    more = _outside(prices)
     found = Timeline(step + more, tuple(w.result(step + more) for w in walkers))
     if network.loads is None:
         return found
@@ -118,6 +134,22 @@ def _stretched(timeline: Timeline, clock: Clock) -> Timeline:
         )
 
     return Timeline(step, tuple(map(role, timeline.roles)))
+
+
+def _outside(prices: Prices) -> int:
+    """Nanoseconds of a step outside its program."""
+    return round(prices.machine.figures.get("step_seconds", 0.0) * 1e9)
+
+
+def _added(few: Timeline, more: Timeline, outside: int) -> Timeline:
+    """What the further step adds to every figure; `calls` are its own."""
+    step = more.step - few.step + outside
+    roles = []
+    for a, b in zip(few.roles, more.roles, strict=True):
+        busy, exposed = b.busy - a.busy, b.exposed - a.exposed
+        span, calls = b.span_bubble - a.span_bubble, b.calls[len(a.calls) :]
+        roles.append(RoleTime(b.pipeline, busy, exposed, step - busy - exposed, span, b.end - a.end, calls))
+    return Timeline(step, tuple(roles))
 
 
 @dataclass(slots=True)

@@ -6,9 +6,9 @@ the norm is looked at after the next step's backwards. Where it does clip, or is
 and the step is done again exactly. Four more orders say it, made of the same blocks:
 
     body     forwards, backwards and sums of gradients
-    check    the norm; begins before `update`, its end is waited for after the next `body`
+    check    the norm and the loss: begun before `update`, waited for after the next `body`
     update   the steps ahead of the check, each of which keeps what it changes
-    undo     the kept state comes back, gradients are cleared
+    undo     the kept state comes back, gradients and loss are cleared
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from dataclasses import replace
 from titan.compiler.passes.update import step_blocks
 from titan.compiler.plan.instruction import Instruction
 from titan.compiler.plan.operators import DTYPE_BYTES
-from titan.compiler.plan.program import Block, BlockCall, Bucket, Buffer
+from titan.compiler.plan.program import BEGUN, Block, BlockCall, Bucket, Buffer
 
+KNOWN = ".known"  # the other half of a block, behind its wait
 KEPT = 3  # parameters (or their masters) and two moments
 Orders = tuple[tuple[str, tuple[BlockCall, ...]], ...]
 
@@ -30,21 +31,37 @@ def kept(bucket: Bucket, statistic: str, degree: int) -> Buffer:
     return Buffer(f"k.{bucket.name}", "kept", statistic, KEPT * bucket.local("o", degree))
 
 
-def ahead(buckets: tuple[Bucket, ...], train: tuple[BlockCall, ...]) -> tuple[tuple[Block, ...], Orders]:
-    """Blocks and orders of one role; `train` is its exact order."""
-    blocks: list[Block] = []
+def ahead(
+    buckets: tuple[Bucket, ...], train: tuple[BlockCall, ...], norm: Block, end: Block
+) -> tuple[tuple[Block, ...], Orders]:
+    """Blocks and orders of one role; `train` is its exact order, `norm` and `end` the blocks of it that find the norm
+    and tell the loss."""
+    blocks = [*_halves(norm, "all_reduce"), *_halves(end, "broadcast")]
+    check = [BlockCall(block.name) for part in (BEGUN, KNOWN) for block in blocks if block.name.endswith(part)]
     for bucket in buckets:
         blocks += [_taken(block, bucket) for block in step_blocks(bucket)]
     names = [call.block for call in train]
     first = names.index("norm")
-    body = (*train[:first], train[-1])
+    body = train[:first]
     tails = [BlockCall(name) for name in names if name.startswith("gathered.")]
     update = (*(BlockCall(f"ahead.{b.name}") for b in buckets), *tails)
     undo = (*(BlockCall(f"undo.{b.name}") for b in buckets), *tails)
-    check = (BlockCall("norm"), BlockCall("stepped"))
     undone = [_undone(block, bucket) for bucket in buckets for block in step_blocks(bucket)]
+    cleared = tuple(i for i in end.instructions if i.opcode == "zero_grad")  # the next body has added to the loss
+    if cleared:
+        undone.append(Block("undo.loss", (), cleared))
+        undo = (BlockCall("undo.loss"), *undo)
     found = [block for block in (*blocks, *undone) if not block.name.startswith("gathered.")]
-    return tuple(found), (("body", body), ("check", check), ("update", update), ("undo", undo))
+    return tuple(found), (("body", body), ("check", (*check, BlockCall("stepped"))), ("update", update), ("undo", undo))
+
+
+def _halves(block: Block, opcode: str) -> tuple[Block, ...]:
+    """A block up to the wait for its last collective of a kind, and from there on; all of it where it has none."""
+    issued = [n for n, i in enumerate(block.instructions) if i.opcode == opcode]
+    token = block.instructions[issued[-1]].writes if issued else ()
+    at = next((n for n, i in enumerate(block.instructions) if i.reads == token), len(block.instructions))
+    parts = ((BEGUN, block.instructions[:at]), (KNOWN, block.instructions[at:]))
+    return tuple(replace(block, name=block.name + part, instructions=found) for part, found in parts if found)
 
 
 def _taken(block: Block, bucket: Bucket) -> Block:

@@ -37,29 +37,32 @@ def begin(data_group: str) -> Block:
     )
 
 
+def counted() -> Block:
+    """The count has done its work with the last micro-batch."""
+    return Block("counted", (), (Instruction("free", reads=("count",)),))
+
+
 def end(data_group: str, ends: tuple[int, ...], stages: int, here: int) -> Block:
     """Sums the loss over the replicas (and over the stages in `ends`, one per copy of the model), tells every stage."""
     emitted: list[Instruction] = []
-    source, done, holds_loss = "b.loss", [], here in ends
+    source, holds_loss = "b.loss", here in ends
+    cleared = [Instruction("zero_grad", updates=("b.loss",))] if holds_loss else []
     group = "ends" if len(ends) > 1 else data_group
     if holds_loss and group:
         emitted += _collective("all_reduce", "loss.sum", source, group, (("op", "sum"),))
         source = "loss.sum"
-        done.append(source)
-    if stages > 1:
-        root = ends[0]
-        reads = source if here == root else ""
-        emitted += _collective("broadcast", "loss.all", reads, "pipeline", (("root", root),))
-        source = "loss.all"
-        done.append(source)
-    emitted.append(Instruction("report", reads=(source,), attributes=(("name", "loss"),)))
-    if holds_loss:
-        done.append("count")
-    if done:
-        emitted.append(Instruction("free", reads=tuple(done)))
-    if holds_loss:
-        emitted.append(Instruction("zero_grad", updates=("b.loss",)))
-    return Block("end", (), tuple(emitted))
+        cleared.append(Instruction("free", reads=(source,)))
+    if stages == 1:
+        return Block("end", (), (*emitted, _told(source), *cleared))
+    reads = source if here == ends[0] else ""
+    issue, wait = _collective("broadcast", "loss.all", reads, "pipeline", (("root", ends[0]),))
+    return Block(
+        "end", (), (*emitted, issue, *cleared, wait, _told("loss.all"), Instruction("free", reads=("loss.all",)))
+    )
+
+
+def _told(source: str) -> Instruction:
+    return Instruction("report", reads=(source,), attributes=(("name", "loss"),))
 
 
 def _collective(opcode: str, result: str, source: str, group: str, attributes: Attributes) -> list[Instruction]:

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class Opcode:
     """`kind` is compute, collective, transfer, host, parameter, memory or data; `asynchronous` ones write a pending
-    register and complete at a `wait`; `unit` says that a segment is named."""
+    register and complete at a `wait`; `unit` says that a segment is named; `copies`: what is read is copied at once,
+    so that nothing stays borrowed until the wait."""
 
     name: str
     kind: str
     meaning: str
     asynchronous: bool = False
     unit: bool = False
+    copies: bool = False
 
 
 _ROWS = (
@@ -45,7 +47,7 @@ _ROWS = (
     Opcode("reduce_scatter", "collective", "shard along dim <- sum of partial values", asynchronous=True),
     Opcode("all_reduce", "collective", "sum or maximum <- partial values", asynchronous=True),
     Opcode("all_to_all", "collective", "sharded along concat dim -> sharded along split dim", asynchronous=True),
-    Opcode("broadcast", "collective", "the value of member `root`", asynchronous=True),
+    Opcode("broadcast", "collective", "the value of member `root`", asynchronous=True, copies=True),
     Opcode(
         "send", "transfer",
         "to the rank `peer` further on the axis; the value is borrowed until the wait", asynchronous=True,

@@ -13,6 +13,8 @@ from titan.compiler.plan.mesh import Group, Mesh
 from titan.compiler.plan.operators import DTYPE_BYTES, TensorType
 from titan.compiler.plan.segment import Segment
 
+BEGUN = ".begun"  # ends the names of blocks of order `check` that run before the next step's body
+
 
 @dataclass(frozen=True, slots=True)
 class Parameter:

@@ -101,6 +101,8 @@ def one_line(s: Strategy) -> str:
     parts.append(f"micro-batch {s.micro_batch} x {s.micro_batches}")
     if s.pipeline > 1:
         parts.append(s.schedule)
+    if s.late_check:
+        parts.append("norm checked late")
     if s.context > 1:
         natural = s.context_form == "ring" and s.context_order == "contiguous"
         parts.append(f"context {s.context_form}" + (" in contiguous order" if natural else ""))

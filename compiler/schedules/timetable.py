@@ -6,7 +6,7 @@ Used to find how many sends must be outstanding, to cost candidate orders, and t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from titan.compiler.schedules.order import Element, Order, Pair
 
@@ -101,6 +101,22 @@ def timetable(order: Order, durations: Durations) -> Timetable:
         raise StalledOrder(stuck)
     work = tuple(sum(durations.of(item) for item in program) for program in order.ranks)
     return Timetable(tuple(map(tuple, starts)), tuple(map(tuple, ends)), work)
+
+
+def period(order: Order, durations: Durations) -> float:
+    """What a further step adds when ranks go on with the next one as soon as they have done their part of this."""
+    once = timetable(order, durations)
+    if min(starts[0] + once.makespan - ends[-1] for starts, ends in zip(once.starts, once.ends, strict=True)) == 0:
+        return once.makespan  # some rank begins first and ends last
+    later = 1 + max(e.micro_batch for e in order.elements(0))
+
+    def moved(item: Element | Pair) -> Element | Pair:
+        if isinstance(item, Pair):
+            return Pair(*(replace(half, micro_batch=half.micro_batch + later) for half in _parts(item)))
+        return replace(item, micro_batch=item.micro_batch + later)
+
+    twice = replace(order, ranks=tuple((*items, *map(moved, items)) for items in order.ranks))
+    return timetable(twice, durations).makespan - once.makespan
 
 
 def _parts(item: Element | Pair) -> tuple[Element, ...]:

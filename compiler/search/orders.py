@@ -15,7 +15,7 @@ from titan.compiler.schedules.listing import Costs
 from titan.compiler.schedules.order import Order
 from titan.compiler.schedules.registry import SCHEDULES
 from titan.compiler.schedules.solved import solve
-from titan.compiler.schedules.timetable import timetable
+from titan.compiler.schedules.timetable import period, timetable
 from titan.compiler.search.candidates import Candidate, saved, with_stages
 from titan.compiler.search.space import schedules
 from titan.compiler.strategy import Strategy
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 BEST = 4  # meshes whose schedules are tried
 ELEMENTS = 6_000  # of an order that is timed; a longer one keeps its closed form
 SOLVED = 1_600  # elements of an order that is searched for
+STALL = 0.02  # share of a step that not waiting for the norm must save: a norm that clips by surprise costs two steps
 
 
 def with_schedules(spec: Spec, estimator: Estimator, ranked: list[Candidate], limit: int) -> list[Candidate]:
@@ -38,9 +39,7 @@ def with_schedules(spec: Spec, estimator: Estimator, ranked: list[Candidate], li
             first = candidate is ranked[0] or _pinned(spec, name)
             if elements > ELEMENTS or (name == "solved" and (elements > SOLVED or not first)):
                 continue
-            found = timed(spec, estimator, candidate, name, chunks, limit)
-            if found is not None:
-                tried.append(found)
+            tried += timed(spec, estimator, candidate, name, chunks, limit)
     if not tried:
         return ranked
     others = [c for c in ranked[:BEST] if c.strategy.pipeline == 1]
@@ -54,22 +53,30 @@ def _pinned(spec: Spec, name: str) -> bool:
 
 def timed(
     spec: Spec, estimator: Estimator, candidate: Candidate, name: str, chunks: int, limit: int
-) -> Candidate | None:
-    """The candidate with another schedule, timed; None when it does not fit."""
+) -> list[Candidate]:
+    """The candidate with another schedule, timed, as far as it fits: waiting for the norm, and not waiting for it where
+    that is faster."""
     changed = replace(candidate.strategy, schedule=name, wished_chunks=chunks, stages=spec.parallel.stages.value or ())
     changed = replace(changed, recompute=_first_tier(spec, candidate.strategy))
     if SCHEDULES[name].copies > 1 and changed.zero == 0 and spec.parallel.zero.allows(1):
         changed = replace(changed, zero=1)  # mirrored stages share their state, even on one data rank
     found = saved(spec, estimator, Candidate(changed, estimator.estimate(changed)), limit)
     if found.estimate.memory > limit:
-        return None
+        return []
     strategy = finished(found, estimator, limit)
-    estimate = estimator.estimate(strategy)
-    if estimate.memory > limit:
-        return None
-    body = timetable(strategy.order, estimator.durations(strategy)).makespan
-    seconds = estimate.seconds - estimator.pipeline_part(strategy) + body
-    return Candidate(strategy, replace(estimate, seconds=seconds))
+    durations, wish = estimator.durations(strategy), spec.parallel.late_check
+    waiting = timetable(strategy.order, durations).makespan
+    bodies = {False: waiting} if wish.allows(False) else {}
+    if wish.allows(True) and (not bodies or period(strategy.order, durations) < (1 - STALL) * waiting):
+        bodies[True] = period(strategy.order, durations)
+    tried = []
+    for late, body in bodies.items():
+        whole = replace(strategy, late_check=late)
+        estimate = estimator.estimate(whole)
+        if estimate.memory <= limit:
+            seconds = estimate.seconds - estimator.pipeline_part(whole) + body
+            tried.append(Candidate(whole, replace(estimate, seconds=seconds)))
+    return tried
 
 
 def _first_tier(spec: Spec, s: Strategy) -> str:

@@ -30,6 +30,7 @@ CHOICES = (
     "reduce",
     "prefetch",
     "schedule",
+    "late_check",
     "recompute",
     "offload",
     "micro_batch",
@@ -65,6 +66,8 @@ def _reason(
         return key, "search", _stages_sentence(chosen.strategy)
     within = "" if wish.relation == "auto" else f" (within {key} {wish})"
     best = _best_other(spec, estimator, chosen, everything, key, wish, limit)
+    if best is None and key == "late_check":
+        return key, "search", "a step ends where it began, on the same rank: not to wait for the norm saves nothing"
     if best is None:
         return key, "search", f"no other value is legal{within}"
     value, estimate = best
@@ -98,7 +101,7 @@ def _idle(s: Strategy, key: str) -> str:
         return "nothing to shard: data x context = 1"
     if key in LEAST_ZERO and (s.zero < LEAST_ZERO[key] or s.data * s.context == 1):
         return f"zero = {s.zero}: it changes nothing"
-    if key in ("schedule", "stages") and s.pipeline == 1:
+    if key in ("schedule", "stages", "late_check") and s.pipeline == 1:
         return "one stage"
     return ""
 
@@ -119,6 +122,9 @@ def _best_other(
 ) -> tuple[Any, Estimate] | None:
     """The first of `everything` (best first, those that fit before others) with another value of the choice."""
     mine = getattr(chosen.strategy, key)
+    if key == "late_check":
+        plain = replace(chosen.strategy, late_check=not mine, reasons=())
+        return next(((not mine, c.estimate) for c in everything if replace(c.strategy, reasons=()) == plain), None)
     if key in LEAST_ZERO:
         return _other_sharding(spec, estimator, chosen.strategy, key, wish)
     if key == "schedule":

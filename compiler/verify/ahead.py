@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from titan.compiler.plan.instruction import Instruction
-from titan.compiler.plan.program import Bucket, Plan, Role
+from titan.compiler.plan.program import BEGUN, BlockCall, Bucket, Plan, Role
 from titan.compiler.verify.findings import Finding
 
 ORDERS = ("body", "check", "update", "undo")
@@ -34,20 +36,32 @@ def _role(plan: Plan, role: Role) -> list[str]:
 
 
 def _orders(role: Role) -> list[str]:
-    """The exact order is `body` without its end, then `check`, the updates, and the end."""
+    """The exact order is `body`, then `check` around the updates; what the next body adds to is left before it."""
     train, body, check = role.order("train"), role.order("body"), role.order("check")
-    first = len(body) - 1
-    after = train[first : first + 1]
-    if body[:-1] != train[:first] or body[-1:] != train[-1:] or after != check[:1]:
-        return ["`body` and `check` are not the exact step up to its norm"]
-    tail = [i for call in train[first:-1] for i in role.block_table[call.block].instructions]
-    before = [i for call in train[:first] for i in role.block_table[call.block].instructions]
-    if any(i.opcode == "optimizer_step" for i in before):
+    if body != train[: len(body)]:
+        return ["`body` is not the exact step up to its norm"]
+    if any(i.opcode == "optimizer_step" for i in _program(role, body)):
         return ["`body` contains a step of the optimizer"]
-    looked = [i for call in check for i in role.block_table[call.block].instructions]
-    if [i for i in tail if i in looked] != looked:
-        return ["`check` is not what the exact step does for its norm"]
+    looked = _program(role, check)
+    tail = [i for i in _program(role, train[len(body) :]) if i in looked]
+    wanted = {i.attribute("name") for i in looked if i.opcode == "report"} == {"grad_norm", "loss"}
+    if not wanted or Counter(tail) != Counter(looked) or not _same_order(tail, looked):
+        return ["`check` is not what the exact step does for its norm and its loss"]
+    if any(i.updates for i in _program(role, tuple(c for c in check if not c.block.endswith(BEGUN)))):
+        return ["`check` still changes a buffer when the next `body` has begun"]
     return []
+
+
+def _program(role: Role, calls: tuple[BlockCall, ...]) -> list[Instruction]:
+    return [i for call in calls for i in role.block_table[call.block].instructions]
+
+
+def _same_order(tail: list[Instruction], looked: list[Instruction]) -> bool:
+    """Whether instructions with a common operand keep their order."""
+    place = {i: n for n, i in enumerate(looked)}
+    names = [{o.rstrip("?") for o in (*i.reads, *i.writes, *i.updates)} for i in tail]
+    pairs = ((a, b) for b in range(len(tail)) for a in range(b) if names[a] & names[b])
+    return all(place[tail[a]] < place[tail[b]] for a, b in pairs)
 
 
 def _bucket(role: Role, bucket: Bucket, order: str, moment: str, reads: tuple[str, ...], kinds: str) -> list[str]:

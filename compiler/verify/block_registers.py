@@ -128,7 +128,7 @@ class _Walk:
                 self.first[bare, GONE] = index
             self.state[bare] = PENDING if pending else VALUE
             if pending:
-                self.lend(bare, (instruction.reads, instruction.updates))
+                self.lend(bare, (() if instruction.row.copies else instruction.reads, instruction.updates))
 
     def lend(self, token: str, names: Borrowing) -> None:
         self.lent[token] = names

@@ -62,7 +62,8 @@ def _reported(step: Step, report: Event, holders: tuple[int, ...], partial: set[
         step.fail("T747", f"`{name}` is not the loss of stage {root}", report)
     if stage in holders:
         sums = path if stage == root else [e for events in step.made.values() for e in events if _reads_loss(e)]
-        _summed(step, [e for e in sums if e.instruction.opcode != "broadcast"], report, holders, partial)
+        sent = next((e for e in path if e.instruction.opcode == "broadcast" and e.instruction.reads), report)
+        _summed(step, [e for e in sums if e.instruction.opcode != "broadcast"], report, holders, partial, sent)
 
 
 def _reads_loss(event: Event) -> bool:
@@ -76,8 +77,11 @@ def _root(step: Step, told: list[Instruction]) -> int:
     return int(told[0].attribute("root"))
 
 
-def _summed(step: Step, sums: list[Event], report: Event, holders: tuple[int, ...], partial: set[str]) -> None:
-    """The sums that the loss passes: each factor and holding stage once, after its last part, before it is cleared."""
+def _summed(
+    step: Step, sums: list[Event], report: Event, holders: tuple[int, ...], partial: set[str], sent: Event
+) -> None:
+    """The sums that the loss passes: each factor and holding stage once, after its last part, before it is cleared.
+    `sent` is where the loss leaves the stage, or is reported."""
     factors: list[str] = []
     stages: list[int] = []
     for event in sums:
@@ -93,7 +97,7 @@ def _summed(step: Step, sums: list[Event], report: Event, holders: tuple[int, ..
     if sorted(stages) != (sorted(holders) if len(holders) > 1 else []):
         step.fail("T747", f"the loss is summed over stages {stages}, parts are on {holders}", place)
     added = step.added.get(BUFFER)
-    first = sums[-1] if sums else report
+    first = sums[-1] if sums else sent
     if added and first.place < added[1].place:
         step.fail("T747", "the loss is summed before its last part", first)
     for zero in step.events.get(BUFFER, []):

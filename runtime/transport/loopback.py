@@ -185,7 +185,8 @@ class LoopbackCommunicator(Communicator):
         def combine(values: list[Tensor]) -> list[Tensor]:
             return [values[root].clone() for _ in values]
 
-        return self._meeting.join(self.position, signature, value, combine)
+        sent = value.clone() if root == self.position else value
+        return self._meeting.join(self.position, signature, sent, combine)
 
 
 class _Message(Handle):

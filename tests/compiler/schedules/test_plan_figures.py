@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 import pytest
@@ -78,3 +79,18 @@ def test_the_same_figures_as_published() -> None:
     wanted = {"one_f_one_b": 27.3, "interleaved": 15.8, "zero_bubble_h1": 11.1, "zero_bubble_v": 5.9}
     for name, percent in wanted.items():
         assert round(100 * timeline(name, 4, 8).bubble_fraction, 1) == percent
+
+
+@pytest.mark.parametrize(("name", "ranks", "micro_batches"), [("zero_bubble_h2", 4, 8), ("zero_bubble_v", 4, 16)])
+def test_no_bubble_is_left_between_steps_that_do_not_wait_for_the_norm(
+    name: str, ranks: int, micro_batches: int
+) -> None:
+    """In the steady state a further step takes the work of one rank and no more, where ranks end in staggered order."""
+    chunks = ranks * SCHEDULES[name].chunks
+    spec = small_spec(layers=chunks, batch=micro_batches, devices=ranks)
+    strategy = Strategy(pipeline=ranks, micro_batches=micro_batches, schedule=name, stages=(1,) * chunks)
+    late = lower(spec, replace(strategy, late_check=True))
+    found = simulate(late, prices=UnitPrices(late))
+    assert found.step == 3 * UNIT * micro_batches
+    assert found.bubble_fraction == found.span_bubble_fraction == 0
+    assert timeline(name, ranks, micro_batches).step > found.step

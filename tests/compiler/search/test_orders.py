@@ -74,6 +74,21 @@ def test_the_best_schedule_wins_and_says_by_how_much() -> None:
     assert {other.strategy.schedule for other in found.runners_up} - {found.strategy.schedule}
 
 
+def test_steps_do_not_wait_for_the_norm_where_that_saves_a_bubble() -> None:
+    """Ranks of ZB-H2 end in the order in which they began; under 1F1B the first ends last, and nothing is saved."""
+    late = {}
+    for schedule in ("zero_bubble_h2", "one_f_one_b"):
+        wishes = f"pipeline = 4, micro_batch = 1, schedule = {schedule}"
+        found = search(small_spec(layers=8, batch=16, devices=4, parallel=wishes))
+        late[schedule] = found.strategy.late_check
+        reason = next(r for r in found.strategy.reasons if r[0] == "late_check")
+        assert reason[1] == "search" and ("takes" in reason[2]) == late[schedule]
+        told = search(small_spec(layers=8, batch=16, devices=4, parallel=f"{wishes}, late_check = false"))
+        assert not told.strategy.late_check
+        assert (found.timeline.step < told.timeline.step) == late[schedule]
+    assert late == {"zero_bubble_h2": True, "one_f_one_b": False}
+
+
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_every_schedule_can_be_asked_for(name: str) -> None:
     spec = small_spec(layers=9, batch=8, devices=2, parallel=f"pipeline = 2, micro_batch = 1, schedule = {name}")
