@@ -153,7 +153,7 @@ def _role(
     if strategy.late_check:
         more, others = ahead(mine, train, next(b for b in closing if b.name == "norm"), last)
         blocks, orders = [*blocks, *more], (*orders, *others)
-        degrees = {b.name: shard_degree(b.shards, b.homes, mesh) if b.sharded else 1 for b in mine}
+        degrees = {b.name: shard_degree(b, mesh) for b in mine}
         buffers = (*buffers, *(kept(bucket, statistic, degrees[bucket.name]) for bucket in mine))
     return Role(rank, layers, buffers, tuple(blocks), orders)
 
@@ -167,7 +167,7 @@ def _pairs(blocks: list[Block], body: tuple[BlockCall, ...]) -> list[Block]:
 
 def _buffers(bucket: Bucket, mesh: Mesh, statistic: str, on_host: bool) -> tuple[Buffer, ...]:
     """Parameters, gradients and optimizer state, which may live on the host."""
-    degree = shard_degree(bucket.shards, bucket.homes, mesh) if bucket.sharded else 1
+    degree = shard_degree(bucket, mesh)
     state, place = bucket.state_copies * bucket.local("o", degree), "host" if on_host else "device"
     return (
         Buffer(f"p.{bucket.name}", "parameters", bucket.dtype, bucket.local("p", degree)),

@@ -126,7 +126,7 @@ def _bucket(
     if sharded and len(homes) > 1 and (sharded == ("o",) or not shards):
         sharded, shards = ("o",), copies_group(homes, cut)  # its copies share the optimizer's state
     sharded = sharded if shards else ()
-    degree = shard_degree(shards, homes, mesh, cut) if sharded else 1
+    degree = _degree(shards, homes, mesh, cut) if sharded else 1
     elements = -(-offset // degree) * degree
     copies = group_name(mesh, tuple(f for f in axes if not sharded or f == BETWEEN))
     uncounted = "*".join(g for g in (copies, equal) if g)
@@ -162,8 +162,12 @@ def home_groups(bucket: Bucket, mesh: Mesh) -> tuple[Group, ...]:
     return (Group(bucket.shards, "*".join(("pipeline", *inner)), bucket.homes),)
 
 
-def shard_degree(shards: str, homes: tuple[int, ...], mesh: Mesh, cut: tuple[str, ...] = ()) -> int:
+def shard_degree(bucket: Bucket, mesh: Mesh) -> int:
     """Ranks that share the sharded buffers of a bucket."""
+    return _degree(bucket.shards, bucket.homes, mesh, _cut(bucket, mesh)) if bucket.sharded else 1
+
+
+def _degree(shards: str, homes: tuple[int, ...], mesh: Mesh, cut: tuple[str, ...]) -> int:
     if not shards.startswith("copies."):
         return mesh.size(shards)
     return prod(mesh.size(f) for f in _inside(mesh, cut)) * len(homes)
