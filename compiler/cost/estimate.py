@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import ceil, inf
+from math import ceil, inf, prod
 from typing import NamedTuple
 
 from titan.compiler.cost.compute import moved_seconds
@@ -62,6 +62,7 @@ class Estimator(LayerPrices):
     def __init__(self, machine: Machine, shape: Shape, global_batch: int) -> None:
         super().__init__(machine, shape)
         self.global_batch = global_batch
+        self._each: dict[tuple[int, str, bool, int], float] = {}  # bytes of one parameter's buffers
 
     def cut(self, s: Strategy) -> Cut:
         return Cut(
@@ -97,7 +98,7 @@ class Estimator(LayerPrices):
         point = round(tensors * (1 + self.machine.figures["allocator_slack"])) + communicators + self.machine.reserved
         seconds = inf
         if point <= limit:
-            seconds = self._pipeline_part(s, stage, loads)
+            seconds = self._pipeline_part(s, stage, loads, layer, s.recompute)
             ends_held = max(map(self._ends, self._held(s)))
             hidden = stage * layer.backward
             seconds += self._step_end(s, self._weights(s, stage * copies, ends_held), hidden)
@@ -105,29 +106,37 @@ class Estimator(LayerPrices):
             seconds += micro_batches * self._sharded_seconds(s, layer, stage * copies, ends_held)
         return Estimate(seconds, point, upper_bound(self.machine, tensors, communicators), stage)
 
-    def bound(self, s: Strategy) -> float:
-        """Seconds that no way of saving memory gets below: the body of a step without recompute."""
-        cut = self.cut(s)
+    def bound(self, s: Strategy, recompute: str = "none", open_experts: bool = False) -> float:
+        """Seconds that no way of saving memory gets below: the body of a step with this recompute. With `open_experts`
+        no way of sharing experts gets below it either."""
+        cut = self.cut(s)._replace(experts=()) if open_experts else self.cut(s)
         layer, head, loads = self.layer(cut), self.head(cut), self._rank_layers(s)
         ends = (head.forward + head.backward) / SCHEDULES[s.schedule].copies
-        stage = ceil(max(loads)) if loads else self.bottleneck(s.pipeline, layer.forward + layer.backward, ends)
-        plain = s if s.recompute == "none" else replace(s, recompute="none")
-        return self._pipeline_part(plain, stage, loads)
+        one = layer.forward + layer.backward + layer.rebuilt(recompute)
+        stage = ceil(max(loads)) if loads else self.bottleneck(s.pipeline, one, ends)
+        return self._pipeline_part(s, stage, loads, layer, recompute)
+
+    def floor(self, s: Strategy, fill: int) -> float:
+        """Seconds that no micro-batch size gets below on the strategy's mesh, whose own is the largest: what a sequence
+        takes, for all of them and for `fill` on every other stage."""
+        layer = self.layer(self.cut(s)._replace(experts=()))
+        sequences = self.global_batch // s.data + (s.pipeline - 1) * fill
+        return sequences * (layer.forward + layer.backward) / s.micro_batch * self.shape.layers / s.pipeline
 
     def pipeline_part(self, s: Strategy) -> float:
         """Seconds of the body of a step in closed form, for known stages: forwards, backwards, and waiting for them."""
         loads = self._rank_layers(s)
-        return self._pipeline_part(s, ceil(max(loads)), loads)
+        return self._pipeline_part(s, ceil(max(loads)), loads, self.layer(self.cut(s)), s.recompute)
 
     def _rank_layers(self, s: Strategy) -> list[float]:
         """Layers that each rank works on per micro-batch; nothing while the stages are unknown."""
         copies = SCHEDULES[s.schedule].copies
         return [sum(s.stages[c] for c in rank.stages) / copies for rank in self._held(s)] if s.stages else []
 
-    def _pipeline_part(self, s: Strategy, stage: int, loads: list[float]) -> float:
-        layer, head = self.layer(self.cut(s)), self.head(self.cut(s))
+    def _pipeline_part(self, s: Strategy, stage: int, loads: list[float], layer: LayerCost, recompute: str) -> float:
+        head = self.head(self.cut(s))
         micro_batches = self.global_batch // (s.data * s.micro_batch)
-        one = layer.forward + layer.backward + layer.rebuilt(s.recompute)
+        one = layer.forward + layer.backward + layer.rebuilt(recompute)
         ends = head.forward + head.backward
         at_end = [r for r, rank in enumerate(self._held(s)) if rank.lasts][-1]
         last = loads[at_end] if loads else 1
@@ -237,16 +246,27 @@ class Estimator(LayerPrices):
         """The same of the experts of so many layers: they have fewer replicas, and so fewer shards."""
         if not self.shape.expert_parameters:
             return 0.0
-        data, context, tensor = s.expert_parts
-        held = self.shape.expert_parameters * layers / (data * context * tensor * s.expert_tensor)
-        return self._buffers(s, held, max(self._shards(s) // (data * context), 1))
+        data, context, _ = s.expert_parts
+        return self._buffers(s, self._experts_held(s) * layers, max(self._shards(s) // (data * context), 1))
+
+    def _layer_held(self, s: Strategy) -> float:
+        """Parameters of a layer on one rank, whole, its experts too."""
+        return self.shape.layer_parameters / s.tensor + self._experts_held(s)
+
+    def _experts_held(self, s: Strategy) -> float:
+        """The same of its experts alone."""
+        if not self.shape.expert_parameters:
+            return 0.0
+        return self.shape.expert_parameters / (prod(s.expert_parts) * s.expert_tensor)
 
     def _buffers(self, s: Strategy, held: float, shards: int = 0) -> float:
         """Bytes of parameters, gradients and optimizer state for `held` parameters, each whole or the own shard."""
-        optimizer = self.statistic * ((3 if self.shape.dtype == "bf16" else 2) + (3 if s.late_check else 0))
-        kinds, shards = s.sharded, shards or self._shards(s)
-        sizes = {"p": self.size, "g": self.statistic, "o": optimizer}
-        return held * sum(size / (shards if kind in kinds else 1) for kind, size in sizes.items())
+        key = (s.zero, s.reduce, s.late_check, shards or self._shards(s))
+        if key not in self._each:
+            optimizer = self.statistic * ((3 if self.shape.dtype == "bf16" else 2) + (3 if s.late_check else 0))
+            sizes = {"p": self.size, "g": self.statistic, "o": optimizer}
+            self._each[key] = sum(size / (key[-1] if kind in s.sharded else 1) for kind, size in sizes.items())
+        return held * self._each[key]
 
     def _shards(self, s: Strategy) -> int:
         """Ranks that share shards."""
@@ -257,11 +277,11 @@ class Estimator(LayerPrices):
     def _whole(self, s: Strategy, layers: float, ends: int) -> float:
         """Bytes of whole buckets that are alive at once beside the shards: gathered parameters, a layer's or an end's
         with those gathered ahead (or all of them, gathered once), and gradients on their way to the shards."""
-        layer, end = self.shape.layer_parameters / s.tensor, (self.shape.end_parameters / s.tensor if ends else 0.0)
+        layer, end = self._layer_held(s), (self.shape.end_parameters / s.tensor if ends else 0.0)
         found = 0.0
         if s.zero == 3:
             few = max((1 + s.prefetch) * layer, end + min(s.prefetch, 1) * layer)
-            held = self._weights(s, layers, ends)
+            held = layer * layers + self.shape.end_parameters / s.tensor * ends
             found += self.size * (held if s.gather == "once" else min(few, held))
         if "g" in s.sharded:
             found += self.statistic * max(2 * layer, end + min(layers, 1) * layer if ends else 0.0)
@@ -276,18 +296,26 @@ class Estimator(LayerPrices):
         weights, end = self.shape.layer_parameters / s.tensor, self.shape.end_parameters / s.tensor
         found = 0.0
         if s.zero == 3 and s.gather == "each":
-            one, first = (
-                self._collective("all_gather", near, n * self.size) for n in (weights, end if ends else weights)
-            )
+            one = self._collective("all_gather", near, weights * self.size)
+            first = self._collective("all_gather", near, end * self.size) if ends else one
+            one += self._experts_collective(s, "all_gather", self.size)
             for compute in (layer.forward, layer.backward):
                 found += first + layers * max(one - (compute if s.prefetch else 0.0), 0.0)
         if "g" in s.sharded:
-            one, last = (
-                self._collective("reduce_scatter", near, n * self.statistic)
-                for n in (weights, end if ends else weights)
-            )
+            one = self._collective("reduce_scatter", near, weights * self.statistic)
+            last = self._collective("reduce_scatter", near, end * self.statistic) if ends else one
+            one += self._experts_collective(s, "reduce_scatter", self.statistic)
             found += last + layers * max(one - layer.backward, 0.0)
         return found
+
+    def _experts_collective(self, s: Strategy, opcode: str, size: int) -> float:
+        """Seconds of a gather or sum of one layer's experts over the shards of those that hold the same ones."""
+        data, context, _ = s.expert_parts
+        shards = self._shards(s) // (data * context)
+        if shards < 2 or not self.shape.expert_parameters:
+            return 0.0
+        far = strided(s.tensor * context * data, shards, self.machine.devices_per_node)
+        return self._collective(opcode, far, self._experts_held(s) * size)
 
     def _communicators(self, s: Strategy) -> int:
         groups = sum(degree > 1 for degree in (s.tensor, s.context, s.data * s.context, s.data * s.context))
@@ -315,8 +343,8 @@ class Estimator(LayerPrices):
         """The same of experts: sums over the ranks that hold the same ones, and their update."""
         if not self.shape.expert_parameters:
             return 0.0
-        data, context, tensor = s.expert_parts
-        held = self.shape.expert_parameters * layers / (data * context * tensor * s.expert_tensor)
+        data, context, _ = s.expert_parts
+        held = self._experts_held(s) * layers
         replicas = s.data * s.context // (data * context)
         far = strided(s.tensor * context * data, replicas, self.machine.devices_per_node)
         seconds = 0.0

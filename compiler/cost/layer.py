@@ -26,12 +26,7 @@ class Cut(NamedTuple):
     context_heads: int = 1
     zigzag: bool = True
     loss_rows: int = 0
-    experts: tuple[int, int, int, int] = (
-        1,
-        1,
-        1,
-        1,
-    )  # ranks on data, context, tensor that share experts; expert_tensor
+    experts: tuple[int, ...] = (1, 1, 1, 1)  # ranks on data, context, tensor that share experts, expert_tensor; or open
 
     @property
     def ring(self) -> int:
@@ -90,6 +85,7 @@ class LayerPrices:
         self.size = DTYPE_BYTES[shape.dtype]
         self.statistic = 8 if shape.dtype == "f64" else 4  # bytes of gradients and optimizer state
         self._layers: dict[Cut, LayerCost] = {}
+        self._plain: dict[tuple[Cut, float], LayerCost] = {}
         self._heads: dict[Cut, LayerCost] = {}
 
     def layer(self, cut: Cut) -> LayerCost:
@@ -106,9 +102,11 @@ class LayerPrices:
     def _mean_layer(self, cut: Cut) -> LayerCost:
         """Mean of the kinds of layers. Only attention, shared widths and what surrounds them is recomputed; experts and
         their exchange are not."""
-        total, n = LayerCost(0.0, 0.0, 0, 0), self.shape.layers
+        total, n, shared = LayerCost(0.0, 0.0, 0, 0), self.shape.layers, cut._replace(experts=())
         for kind in self.shape.mixtures:
-            plain = self._layer(cut, kind.ffn)
+            plain = self._plain.get((shared, kind.ffn))
+            if plain is None:
+                plain = self._plain[shared, kind.ffn] = self._layer(shared, kind.ffn)
             forward, backward, kept = self._experts(cut, kind) if kind.experts else (0.0, 0.0, 0)
             share = kind.count / n
             total = LayerCost(
@@ -127,9 +125,11 @@ class LayerPrices:
     def _experts(self, cut: Cut, kind: Mixture) -> tuple[float, float, int]:
         """Seconds forward and backward of router, experts and exchange, and bytes kept until backward."""
         shape, size, per_node = self.shape, self.size, self.machine.devices_per_node
-        data, context, tensor, width = cut.experts
         tokens = cut.micro_batch * shape.sequence // cut.context
         rows = (tokens // cut.tensor if cut.sequence_parallel else tokens) * kind.top_k
+        if not cut.experts:
+            return self._experts_floor(cut, kind, tokens, rows)
+        data, context, tensor, width = cut.experts
         local = kind.experts // (data * context * tensor)
         gathered, inner = rows * width, kind.expert_ffn // width
         forward, backward = self._products(tokens, [(shape.hidden, kind.experts)])
@@ -146,6 +146,15 @@ class LayerPrices:
         moved = moved_seconds(self.machine, size * (4 * rows * shape.hidden + 3 * gathered * inner))
         kept = rows * shape.hidden + gathered * (shape.hidden + 3 * inner)
         return forward + narrow + traffic + moved, backward + wide + traffic + 1.5 * moved, kept * size
+
+    def _experts_floor(self, cut: Cut, kind: Mixture, tokens: int, rows: int) -> tuple[float, float, int]:
+        """What no sharing of experts gets below: products at the rate of large ones, nothing exchanged."""
+        shape, dtype = self.shape, self.shape.product_dtype or self.shape.dtype
+        forward, backward = self._products(tokens, [(shape.hidden, kind.experts)])
+        work = 6.0 * rows * shape.hidden * kind.expert_ffn / self.machine.rate(dtype, "matmul")
+        moved = moved_seconds(self.machine, self.size * (4 * rows * shape.hidden + 3 * rows * kind.expert_ffn))
+        kept = rows * (2 * shape.hidden + 3 * kind.expert_ffn) * self.size
+        return forward + work + moved, backward + 2 * work + 1.5 * moved, kept
 
     def _layer(self, cut: Cut, width: float) -> LayerCost:
         """A layer whose feed-forward part is `width` wide."""

@@ -20,8 +20,9 @@ SAMPLE = 8  # ranks at which the pattern of every schedule repeats; the proof of
 
 def sends_outstanding(strategy: Strategy) -> int:
     """The smallest window with which a steady run of the order takes no longer than with an unbounded one."""
-    if strategy.written_order is not None:
-        return _smallest(strategy.written_order, strategy.micro_batches)
+    uneven = strategy.chunks > 1 and strategy.micro_batches % strategy.pipeline  # groups of unlike sizes: no pattern
+    if strategy.written_order is not None or uneven:
+        return _smallest(strategy.order, strategy.micro_batches)
     return _of_schedule(strategy.schedule, min(strategy.pipeline, SAMPLE), strategy.chunks)
 
 

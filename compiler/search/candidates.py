@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from titan.compiler.cost.estimate import Estimate, Estimator
 from titan.compiler.schedules.registry import SCHEDULES
-from titan.compiler.search.space import Space, allowed, shardings
+from titan.compiler.search.loss import SHARE
+from titan.compiler.search.space import EXPERT_RULES, Family, Space, allowed, shardings
 from titan.compiler.search.stages import balance_ranks
+from titan.compiler.spec.legality import is_legal
 from titan.compiler.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -29,6 +33,7 @@ COMPARED = (
     "micro_batch",
 )
 KEPT = 4  # fitting candidates of which no other may be faster
+FILLED = ("one_f_one_b", "gpipe")  # schedules that fill and drain their stages with whole micro-batches
 NEAR = 1.1  # times the limit, by estimate: such plans are compiled too when no better one is left
 
 
@@ -56,72 +61,204 @@ class Candidate:
         return (round(e.seconds, 9), e.memory, *choices)
 
 
-def price(spec: Spec, estimator: Estimator, space: Space, limit: int) -> tuple[list[Candidate], list[Candidate]]:
-    """(those that fit, those that do not): candidates as they are where that fits, else the fastest of the ways to save
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """`fitting` and `others` (those that do not fit) in order of preference; `number` counts what was given a price."""
+
+    fitting: list[Candidate]
+    others: list[Candidate]
+    number: int
+
+
+def price(spec: Spec, estimator: Estimator, space: Space, limit: int) -> Priced:
+    """Branch and bound over the space: candidates as they are where that fits, else the fastest of the ways to save
     memory (recompute, sharding of gradients and parameters) that fit.
 
-    Nothing makes the body of a step faster than its bound, so strategies are looked at best bound first, until `KEPT`
-    fitting ones are faster than every bound left. Of the rest, the best with each value of a choice that no fitting
-    one has is looked at too, so that every choice can be compared.
+    Micro-batches of a family that do not fit when everything is done to save memory are cut off with all larger ones.
+    Nothing makes the body of a step faster than its bound, so the others are looked at best bound first, until `KEPT`
+    fitting ones are faster than every bound left. A bound is at first one over all ways to share experts, without
+    recompute; what does not fit so goes back into the queue with what it must recompute.
+    Of the rest, the best with another value of a choice that has only one so far is looked for too, so that every
+    choice can be compared.
     """
-    bounds = sorted(((estimator.bound(s), n) for n, s in enumerate(space.candidates)))
-    fitting: list[Candidate] = []
-    others: list[Candidate] = []
-    fastest: list[float] = []
-    values: dict[str, set[Any]] = {key: set() for key in COMPARED}
-    ladders: dict[tuple[int, int, int, int], list[dict[str, Any]]] = {}
-    for bound, number in bounds:
-        s = space.candidates[number]
-        late = len(fastest) == KEPT and bound >= fastest[-1]
-        if late and all(getattr(s, k) in v for k, v in values.items()):
-            continue
-        found = Candidate(s, estimator.estimate(s, NEAR * limit))
-        if found.estimate.memory > limit and not late:
-            mesh = (s.pipeline, s.data, s.context, s.tensor)
-            if mesh not in ladders:
-                ladders[mesh] = _savings(spec, s)
-            found = _saving(estimator, found, ladders[mesh], limit)
-        for key, seen in values.items():
-            seen.add(getattr(s, key))
-        if found.estimate.memory > limit:
-            others.append(found)
-            continue
-        fitting.append(found)
-        insort(fastest, found.estimate.seconds)
-        del fastest[KEPT:]
-    fitting.sort(key=lambda c: c.key)
-    others.sort(key=lambda c: (c.estimate.memory, c.key))
-    return fitting, others
+    hunt = _Hunt(spec, estimator, limit)
+    for family in space.families:
+        hunt.enter(family)
+    hunt.run()
+    hunt.compare()
+    fitting = sorted(hunt.found.values(), key=lambda c: c.key)
+    return Priced(fitting, sorted(hunt.others.values(), key=lambda c: (c.estimate.memory, c.key)), hunt.priced)
+
+
+class _Entry(NamedTuple):
+    """A branch: a family, one of its micro-batches with every way to share experts, or a strategy from a tier of
+    recompute on. `bound`: seconds that nothing in it gets below."""
+
+    bound: float
+    order: int
+    base: int
+    strategy: Strategy
+    tier: int
+    family: Family | None = None
+    number: int = -1  # of a batch of the family; -1: all
+
+
+class _Hunt:
+    """The queue of a branch and bound, and what it has found."""
+
+    def __init__(self, spec: Spec, estimator: Estimator, limit: int) -> None:
+        self.spec, self.estimator, self.limit = spec, estimator, limit
+        self.found: dict[int, Candidate] = {}
+        self.others: dict[int, Candidate] = {}
+        self.fastest: list[tuple[float, int]] = []
+        self.queue: list[_Entry] = []
+        self.ladders: dict[tuple[int, int, int, int], Ladder] = {}
+        self.tiers = allowed(spec, "recompute")
+        self.priced = 0
+        # logits formed in pieces hold less than those that are kept, so the next micro-batch may hold as much less
+        self.dip = estimator.machine.memory * SHARE
+
+    def ladder(self, s: Strategy) -> Ladder:
+        mesh = (s.pipeline, s.data, s.context, s.tensor)
+        if mesh not in self.ladders:
+            self.ladders[mesh] = Ladder(shardings(self.spec, s), self.tiers)
+        return self.ladders[mesh]
+
+    def enter(self, family: Family) -> None:
+        """Queue a family by what its largest micro-batch takes per sequence: no smaller one takes less."""
+        last = len(family.batches) - 1
+        s = family.member(last, family.experts[0])
+        fill = family.batches[0].size if all(b.schedule in FILLED for b in family.batches) else 0
+        self.priced += 1
+        heappush(self.queue, _Entry(self.estimator.floor(s, fill), self.priced, 0, s, 0, family))
+
+    def _open(self, family: Family) -> None:
+        """Queue the micro-batches of a family that can fit."""
+        for number in range(len(family.batches)):
+            least = self._least(family, number, -1)
+            if least.estimate.memory <= NEAR * self.limit:
+                s = family.member(number, family.experts[0])
+                self._push(s, 0, (family, number) if len(family.experts) > 1 else ())
+            elif number == 0:
+                self.others[-self.priced] = least
+            if least.estimate.memory > NEAR * self.limit + self.dip:
+                break
+
+    def _least(self, family: Family, number: int, tier: int) -> Candidate:
+        """The thriftiest way to share and to shard with a tier of recompute."""
+        change = {**self.ladder(family.plain).options[-1], "recompute": self.tiers[tier]}
+        tried = [replace(family.member(number, experts), **change) for experts in family.thriftiest]
+        self.priced += len(tried)
+        return min(
+            (Candidate(s, self.estimator.estimate(s, 0)) for s in tried), key=lambda c: (c.estimate.memory, c.key)
+        )
+
+    def _push(self, s: Strategy, tier: int, within: tuple[Family, int] | tuple[()] = (), base: int = 0) -> None:
+        self.priced += 1
+        bound = self.estimator.bound(s, self.tiers[tier], open_experts=bool(within))
+        heappush(self.queue, _Entry(bound, self.priced, base or self.priced, s, tier, *within))
+
+    def run(self, kept: int = KEPT, skip: Callable[[_Entry], bool] | None = None) -> None:
+        """Look at what is left, best bound first, until `kept` are faster than it can be."""
+        while self.queue and not (len(self.fastest) >= kept and self.queue[0].bound >= self.fastest[kept - 1][0]):
+            entry = heappop(self.queue)
+            if skip is not None and skip(entry):
+                continue
+            if entry.family is None:
+                self._try(entry)
+            elif entry.number < 0:
+                self._open(entry.family)
+            else:
+                self._branch(entry, entry.family)
+
+    def _branch(self, entry: _Entry, family: Family) -> None:
+        """Queue every way to share the experts of one micro-batch size, with the first tier that can fit."""
+        last = entry.tier == len(self.tiers) - 1
+        if not last and self._least(family, entry.number, entry.tier).estimate.memory > NEAR * self.limit:
+            self._push(entry.strategy, entry.tier + 1, (family, entry.number))
+            return
+        for experts in family.experts:
+            self._push(family.member(entry.number, experts), entry.tier)
+
+    def _try(self, entry: _Entry) -> None:
+        """The fastest sharding that fits with the entry's tier; what recomputes more is queued again."""
+        s, tier, ladder = entry.strategy, self.tiers[entry.tier], self.ladder(entry.strategy)
+        tried = tuple(ladder.try_tier(self.spec, self.estimator, s, tier, self.limit))
+        self.priced += len(tried)
+        fitting = [c for c in tried if c.estimate.memory <= self.limit]
+        if fitting:
+            self._keep(entry.base, min(fitting, key=lambda c: c.key))
+        elif entry.base not in self.found:
+            known = (self.others[entry.base],) if entry.base in self.others else ()
+            self.others[entry.base] = min((*known, *tried), key=lambda c: c.estimate.memory)
+        whole = fitting and fitting[0] is tried[0]  # fits without any saving: a saving only costs time
+        if not whole and entry.tier + 1 < len(self.tiers):
+            self._push(s, entry.tier + 1, (), entry.base)
+
+    def _keep(self, base: int, candidate: Candidate) -> None:
+        """A candidate that fits, in place of a slower one that differs in its savings only."""
+        if base in self.found and self.found[base].key <= candidate.key:
+            return
+        self.others.pop(base, None)
+        self.found[base] = candidate
+        self.fastest = [f for f in self.fastest if f[1] != base]
+        insort(self.fastest, (candidate.estimate.seconds, base))
+        del self.fastest[KEPT:]
+
+    def compare(self) -> None:
+        """Look for the best with another value of a choice that all fitting ones share."""
+        rest = self.queue
+        for key in COMPARED:
+            values = {getattr(c.strategy, key) for c in self.found.values()}
+            if len(values) == 1:
+                same = partial(_has, key, values.pop())
+                self.fastest, self.queue = [], [entry for entry in rest if not same(entry)]
+                heapify(self.queue)
+                self.run(1, same)
+
+
+def _has(key: str, value: object, entry: _Entry) -> bool:
+    """Whether all of a branch has the value of a choice."""
+    open_ = key == "micro_batch" and entry.family is not None and entry.number < 0
+    return not open_ and bool(getattr(entry.strategy, key) == value)
+
+
+@dataclass(frozen=True, slots=True)
+class Ladder:
+    """Changes that may make a candidate fit: ways to shard and tiers of recompute, the thriftiest of both last."""
+
+    options: tuple[dict[str, Any], ...]
+    tiers: tuple[str, ...]
+
+    def try_tier(self, spec: Spec, estimator: Estimator, s: Strategy, tier: str, limit: int) -> Iterator[Candidate]:
+        """A strategy with a tier and every sharding; only the first where that fits (it is the fastest), only the
+        thriftiest where not even that does. Sharding that does not go with its experts is left out."""
+        options = self.options
+        if s.expert > 1:
+            options = tuple(o for o in options if is_legal(spec, replace(s, **o), EXPERT_RULES))
+        for option in (options[0], *options[:0:-1]):
+            strategy = replace(s, **option, recompute=tier)
+            found = Candidate(strategy, estimator.estimate(strategy, NEAR * limit))
+            yield found
+            done = found.estimate.memory <= limit if option is options[0] else found.estimate.memory > NEAR * limit
+            if done and option in (options[0], options[-1]):
+                return
 
 
 def saved(spec: Spec, estimator: Estimator, candidate: Candidate, limit: int) -> Candidate:
-    """The candidate, or the fastest of the ways to make it fit."""
+    """The candidate, or the fastest of the ways to make it fit, else the smallest."""
     if candidate.estimate.memory <= limit:
         return candidate
-    return _saving(estimator, candidate, _savings(spec, candidate.strategy), limit)
-
-
-def _savings(spec: Spec, strategy: Strategy) -> list[dict[str, Any]]:
-    """Changes that may make a candidate fit, the thriftiest last."""
-    options, tiers = shardings(spec, strategy), allowed(spec, "recompute")
-    return [{**option, "recompute": tier} for tier in tiers for option in options][1:]
-
-
-def _saving(estimator: Estimator, whole: Candidate, changes: list[dict[str, Any]], limit: int) -> Candidate:
-    """The fastest change that fits, else the smallest. The thriftiest is looked at first: where not even that fits, no
-    other does."""
-    if not changes:
-        return whole
-    tried = [_changed(estimator, whole, changes[-1], limit)]
-    if tried[0].estimate.memory <= NEAR * limit:
-        tried += [_changed(estimator, whole, change, limit) for change in changes[:-1]]
-    fitting = [c for c in tried if c.estimate.memory <= limit]
-    return min(fitting, key=lambda c: c.key) if fitting else min((whole, *tried), key=lambda c: c.estimate.memory)
-
-
-def _changed(estimator: Estimator, whole: Candidate, change: dict[str, Any], limit: int) -> Candidate:
-    strategy = replace(whole.strategy, **change)
-    return Candidate(strategy, estimator.estimate(strategy, NEAR * limit))
+    ladder = Ladder(shardings(spec, candidate.strategy), allowed(spec, "recompute"))
+    best, smallest = None, candidate
+    for tier in ladder.tiers:
+        if best is not None and estimator.bound(candidate.strategy, tier) >= best.estimate.seconds:
+            break
+        tried = tuple(ladder.try_tier(spec, estimator, candidate.strategy, tier, limit))
+        fitting = [c for c in tried if c.estimate.memory <= limit]
+        best = min((*fitting, *([best] if best else [])), key=lambda c: c.key, default=None)
+        smallest = min((smallest, *tried), key=lambda c: c.estimate.memory)
+    return best or smallest
 
 
 def with_stages(candidate: Candidate, estimator: Estimator, limit: int) -> Strategy:

@@ -95,7 +95,7 @@ def estimator_of(spec: Spec, machine: Machine | None = None) -> Estimator:
 def fitting_by_estimate(spec: Spec) -> list[Candidate]:
     """What fits by the closed forms, fastest first; nothing where no layout is legal."""
     estimator, space = estimator_of(spec), enumerate_space(spec)
-    return price(spec, estimator, space, safe_limit(estimator.machine, memory_limit(spec)))[0]
+    return price(spec, estimator, space, safe_limit(estimator.machine, memory_limit(spec))).fitting
 
 
 def search(spec: Spec, risk: bool = True) -> SearchResult:
@@ -106,11 +106,12 @@ def search(spec: Spec, risk: bool = True) -> SearchResult:
     started = time.perf_counter()
     estimator, limit = estimator_of(spec), memory_limit(spec)
     space = enumerate_space(spec)
-    if not space.candidates:
+    if not space.families:
         raise nothing_legal(spec, space)
     ways = ((safe_limit(estimator.machine, limit), ("fits",)), (limit, ("fits", "at risk")))
     for closed, verdicts in ways if risk else ways[:1]:
-        fitting, others = price(spec, estimator, space, closed)
+        priced = price(spec, estimator, space, closed)
+        fitting, others = priced.fitting, priced.others
         near = sorted((c for c in others if c.estimate.memory <= NEAR * closed), key=lambda c: c.key)
         ranked, lost = affordable(fitting, LARGE, MARGIN)
         ranked = with_schedules(spec, estimator, ranked, closed)
@@ -120,7 +121,7 @@ def search(spec: Spec, risk: bool = True) -> SearchResult:
             break
     else:
         closest = min((*fitting, *others), key=lambda c: (c.estimate.memory, c.key))
-        raise nothing_fits(spec, with_stages(closest, estimator, limit), len(space.candidates))
+        raise nothing_fits(spec, with_stages(closest, estimator, limit), space.size)
     best = min(finalists, key=lambda f: f.timeline.step)  # of equal ones the first: `ranked` is in a fixed order
     best = _layer_by_layer(spec, best, estimator.machine, limit)
     return SearchResult(
@@ -130,7 +131,7 @@ def search(spec: Spec, risk: bool = True) -> SearchResult:
         best.ledger,
         tuple(_runner_up(f) for f in sorted(finalists, key=lambda f: f.timeline.step) if f is not best),
         space.size,
-        len(space.candidates),
+        priced.number,
         len(fitting),
         len(finalists),
         time.perf_counter() - started,

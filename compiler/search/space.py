@@ -8,14 +8,15 @@ better one stands for them wherever the wishes allow it.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from titan.compiler.schedules.registry import SCHEDULES
 from titan.compiler.search.loss import loss_rows
 from titan.compiler.spec.divisors import divisors
-from titan.compiler.spec.legality import is_legal, legal
+from titan.compiler.spec.legality import is_legal, legal, rules_reading
 from titan.compiler.strategy import Strategy
 from titan.grammar.diagnostics import Diagnostic
 
@@ -36,14 +37,64 @@ PREFERRED: dict[str, tuple[Any, ...]] = {
 }
 
 
+class Batch(NamedTuple):
+    """A micro-batch size, with the schedule that stands for all that can be had with it, and its chunks per rank."""
+
+    size: int
+    schedule: str
+    chunks: int
+
+
+EXPERT_RULES = rules_reading("expert", "expert_tensor")
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Legal strategies on one mesh that differ only in the micro-batch (rising) and in how experts are shared."""
+
+    plain: Strategy
+    batches: tuple[Batch, ...]
+    experts: tuple[tuple[int, int], ...]
+    rows: tuple[int, ...]  # `loss_rows` of each batch
+
+    def member(self, number: int, experts: tuple[int, int]) -> Strategy:
+        size, schedule, chunks = self.batches[number]
+        s = self.plain
+        return replace(
+            s, micro_batch=size, micro_batches=s.micro_batch * s.micro_batches // size, schedule=schedule,
+            wished_chunks=chunks, loss_rows=self.rows[number], expert=experts[0], expert_tensor=experts[1],
+        )  # fmt: skip
+
+    @property
+    def thriftiest(self) -> tuple[tuple[int, int], ...]:
+        """The way to share experts over most ranks, and for each width that needs more of them the same: no other holds
+        fewer bytes."""
+        most = {width: expert for expert, width in sorted(self.experts)}
+        found: list[tuple[int, int]] = []
+        for width, expert in sorted(most.items()):
+            if not found or expert * width > found[-1][0] * found[-1][1]:
+                found.append((expert, width))
+        return tuple(found)
+
+
 @dataclass(frozen=True, slots=True)
 class Space:
-    """`candidates` are to be priced (recompute at its first allowed value), `size` counts every legal strategy,
-    `broken` the meshes that each rule refused: (diagnostic of the first, number)."""
+    """`families` hold the candidates that are to be priced (recompute at its first allowed value), `size` counts every
+    legal strategy, `broken` the meshes that each rule refused: (diagnostic of the first, number)."""
 
-    candidates: tuple[Strategy, ...]
+    families: tuple[Family, ...]
     size: int
     broken: tuple[tuple[Diagnostic, int], ...]
+
+    @property
+    def candidates(self) -> Iterator[Strategy]:
+        """Every candidate in a fixed order."""
+        return (
+            family.member(number, experts)
+            for family in self.families
+            for number in range(len(family.batches))
+            for experts in family.experts
+        )
 
 
 def allowed(spec: Spec, key: str, idle: bool = False) -> tuple[Any, ...]:
@@ -92,8 +143,9 @@ def chunked(spec: Spec, chunks: int) -> list[str]:
 
 
 def enumerate_space(spec: Spec) -> Space:
-    """All candidates in a fixed order."""
-    candidates: list[Strategy] = []
+    """All families of candidates in a fixed order."""
+    known: dict[tuple[int, int], tuple[tuple[str, int], ...]] = {}
+    families: list[Family] = []
     first: dict[str, Diagnostic] = {}
     broken: Counter[str] = Counter()
     size = 0
@@ -104,13 +156,13 @@ def enumerate_space(spec: Spec) -> Space:
                 first.setdefault(found.code, found)
                 broken[found.code] += 1
             continue
-        members, number = _of_mesh(spec, mesh)
-        for found in () if members else _why_none(spec, mesh):
+        found_here, number = _of_mesh(spec, mesh, known)
+        for found in () if found_here else _why_none(spec, mesh):
             first.setdefault(found.code, found)
             broken[found.code] += 1
-        candidates += members
+        families += found_here
         size += number
-    return Space(tuple(candidates), size, tuple((first[code], n) for code, n in broken.most_common()))
+    return Space(tuple(families), size, tuple((first[code], n) for code, n in broken.most_common()))
 
 
 def _plain(spec: Spec, mesh: tuple[int, int, int, int]) -> Strategy:
@@ -163,42 +215,78 @@ def _chunk_numbers(spec: Spec, name: str) -> tuple[int, ...]:
     return tuple(c for c in numbers if wish.allows(c))
 
 
-def _of_mesh(spec: Spec, mesh: tuple[int, int, int, int]) -> tuple[list[Strategy], int]:
-    """Candidates of one mesh, and how many strategies they stand for."""
+def _of_mesh(
+    spec: Spec, mesh: tuple[int, int, int, int], known: dict[tuple[int, int], tuple[tuple[str, int], ...]]
+) -> tuple[list[Family], int]:
+    """Families of one mesh, and how many strategies they stand for. `known`: schedules by (pipeline, micro-batches)."""
     pipeline, data, context, tensor = mesh
-    batch, stages = spec.train.global_batch // data, spec.parallel.stages.value or ()
-    micro = [b for b in divisors(batch) if spec.parallel.micro_batch.allows(b)]
-    orders = {b: schedules(spec, pipeline, batch // b) for b in micro}
+    batch = spec.train.global_batch // data
     options = shardings(spec, Strategy(pipeline=pipeline, data=data, context=context, tensor=tensor))
     if not options:
         return [], 0
+    orders = {}
+    for b in (b for b in divisors(batch) if spec.parallel.micro_batch.allows(b)):
+        if (pipeline, batch // b) not in known:
+            known[pipeline, batch // b] = schedules(spec, pipeline, batch // b)
+        if known[pipeline, batch // b]:
+            orders[b] = known[pipeline, batch // b]
     recompute = allowed(spec, "recompute")
-    found: list[Strategy] = []
+    found: list[Family] = []
+    shared: dict[bool, tuple[tuple[int, int], ...]] = {}
+    number = 0
     parallels = allowed(spec, "sequence_parallel", idle=tensor == 1)
     for form, heads, order in context_forms(spec, context, tensor):
         for parallel in parallels:
-            before = len(found)
-            agreed: dict[str, bool] = {}  # micro-batches divide by construction: one per schedule speaks for all
-            for b in (b for b in micro if orders[b]):
-                name, chunks = orders[b][0]
-                some = Strategy(
-                    1, pipeline, data, context, tensor, parallel, form, 0, name, recompute[0], b, batch // b,
-                    stages, wished_chunks=chunks, context_heads=heads, context_order=order,
-                    loss_rows=loss_rows(spec, b, context, tensor), late_check=spec.parallel.late_check.value is True,
-                    offload=allowed(spec, "offload")[0],
-                )  # fmt: skip
-                some = replace(some, **options[0])
-                for expert, width in experts(spec, some):
-                    some = replace(some, expert=expert, expert_tensor=width) if expert > 1 or width > 1 else some
-                    legal_here = agreed.get(name)
-                    if legal_here is None or spec.model.experts:  # experts also ask for tokens
-                        agreed[name] = legal_here = is_legal(spec, some)
-                    if legal_here:
-                        found.append(some)
-            if len(found) > before:
-                break  # sequence parallelism moves the same bytes and holds less: where it is legal it stands for both
-    number = sum(len(orders[s.micro_batch]) * (len(parallels) if s.sequence_parallel else 1) for s in found)
+            plain = Strategy(
+                1, pipeline, data, context, tensor, parallel, form, 0, "one_f_one_b", recompute[0], 1, batch,
+                spec.parallel.stages.value or (), context_heads=heads, context_order=order,
+                late_check=spec.parallel.late_check.value is True, offload=allowed(spec, "offload")[0],
+            )  # fmt: skip
+            if parallel not in shared:
+                shared[parallel] = _shared_experts(spec, replace(plain, **options[0]))
+            family = _family(spec, replace(plain, **options[0]), orders, shared[parallel])
+            if family is None:
+                continue
+            found.append(family)
+            each = sum(len(orders[b.size]) for b in family.batches) * len(family.experts)
+            number += each * (len(parallels) if parallel else 1)
+            break  # sequence parallelism moves the same bytes and holds less: where it is legal it stands for both
     return found, number * len(options) * len(recompute)
+
+
+def _family(
+    spec: Spec,
+    plain: Strategy,
+    orders: Mapping[int, tuple[tuple[str, int], ...]],
+    shared: tuple[tuple[int, int], ...],
+) -> Family | None:
+    """What is legal of a mesh with its form. Micro-batches divide by construction, so one for each schedule speaks for
+    all."""
+    batches: list[Batch] = []
+    agreed: dict[str, bool] = {}
+    for size, ((schedule, chunks), *_) in orders.items():
+        if schedule not in agreed:
+            micro_batches = plain.micro_batches // size
+            some = replace(
+                plain, schedule=schedule, wished_chunks=chunks, micro_batch=size, micro_batches=micro_batches
+            )
+            agreed[schedule] = is_legal(spec, some)
+        if agreed[schedule]:
+            batches.append(Batch(size, schedule, chunks))
+    rows = tuple(loss_rows(spec, b.size, plain.context, plain.tensor) for b in batches)
+    return Family(plain, tuple(batches), shared, rows) if batches and shared else None
+
+
+def _shared_experts(spec: Spec, plain: Strategy) -> tuple[tuple[int, int], ...]:
+    """How experts can be shared, by the rules that read it."""
+    found = experts(spec, plain)
+    if not spec.model.experts:
+        return tuple(found)
+    return tuple(
+        (expert, width)
+        for expert, width in found
+        if is_legal(spec, replace(plain, expert=expert, expert_tensor=width), EXPERT_RULES)
+    )
 
 
 def experts(spec: Spec, s: Strategy) -> list[tuple[int, int]]:

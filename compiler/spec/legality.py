@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
 
@@ -45,9 +45,9 @@ def legal(spec: Spec, strategy: Choices) -> tuple[Diagnostic, ...]:
     return tuple(diagnostic(spec, rule, breach) for rule, breach in found if breach is not None)
 
 
-def is_legal(spec: Spec, strategy: Choices) -> bool:
-    """True when no rule is broken; stops at the first that is."""
-    return all(rule.breach(spec, strategy) is None for rule in RULES if not rule.partial)
+def is_legal(spec: Spec, strategy: Choices, rules: Iterable[Rule] = ()) -> bool:
+    """True when no rule, or none of these, is broken; stops at the first that is."""
+    return all(rule.breach(spec, strategy) is None for rule in rules or RULES if not rule.partial)
 
 
 def diagnostic(spec: Spec, rule: Rule, breach: Breach) -> Diagnostic:
@@ -354,6 +354,11 @@ RULES: tuple[Rule, ...] = (
 def rules_about(keys: set[str]) -> Iterator[Rule]:
     """The rules that can be decided from these choices alone."""
     return (rule for rule in RULES if set(rule.needs) <= keys)
+
+
+def rules_reading(*keys: str) -> tuple[Rule, ...]:
+    """The rules that a change of these choices can break."""
+    return tuple(rule for rule in RULES if not set(rule.needs).isdisjoint(keys))
 
 
 def check_pins(spec: Spec) -> tuple[Diagnostic, ...]:

@@ -50,7 +50,7 @@ def test_S_SCH_03_dualpipe_says_which_counts_it_takes(ranks: int, micro_batches:
     spec = resolved(text)
     layout = Strategy(pipeline=ranks, schedule="dualpipe", micro_batches=micro_batches, zero=0, stages=())
     if accepted:
-        assert errors(text) == () and is_legal(spec, layout) and enumerate_space(spec).candidates
+        assert errors(text) == () and is_legal(spec, layout) and enumerate_space(spec).families
         return
     found = only(errors(text))
     assert found.code == "T253" and "even number of ranks" in found.message and not is_legal(spec, layout)

@@ -33,7 +33,7 @@ def test_nothing_compiled_is_faster(tmp_path: Path) -> None:
     """All layouts of a small space compiled and simulated: the choice is within 2% of the best."""
     spec = write(tmp_path, "micro_batch in [1, 2]", devices=4, batch=16)
     estimator, limit = estimator_of(spec), memory_limit(spec)
-    fitting, _ = price(spec, estimator, enumerate_space(spec), limit)
+    fitting = price(spec, estimator, enumerate_space(spec), limit).fitting
     best = min(simulate(lower(spec, with_stages(c, estimator, limit))).step for c in fitting)
     assert search(spec).timeline.step <= 1.02 * best
 

@@ -64,7 +64,7 @@ def test_space_is_every_legal_choice(tmp_path: Path, devices: int, batch: int) -
 )
 def test_wishes_hold_for_every_candidate(tmp_path: Path, wishes: str, holds: object) -> None:
     space = enumerate_space(write(tmp_path, wishes))
-    assert space.candidates
+    assert space.families
     assert all(holds(s) for s in space.candidates)  # type: ignore[operator]
 
 
