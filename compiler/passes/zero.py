@@ -174,7 +174,7 @@ class _Rewrite:
     marks: Marks
     before: dict[int, list[Instruction]] = field(default_factory=dict)
     after: dict[int, list[Instruction]] = field(default_factory=dict)
-    renamed: dict[tuple[int, str], str] = field(default_factory=dict)
+    renamed: dict[int, dict[str, str]] = field(default_factory=dict)  # by index
     outlive: set[str] = field(default_factory=set)
 
     def run(self) -> list[Instruction]:
@@ -189,11 +189,12 @@ class _Rewrite:
         return found
 
     def _rename(self, index: int, instruction: Instruction) -> Instruction:
-        if not self.renamed:
+        names = self.renamed.get(index)
+        if names is None:
             return instruction
 
-        def new(names: tuple[str, ...]) -> tuple[str, ...]:
-            return tuple(self.renamed.get((index, name), name) for name in names)
+        def new(listed: tuple[str, ...]) -> tuple[str, ...]:
+            return tuple(names.get(name, name) for name in listed)
 
         return replace(instruction, reads=new(instruction.reads), updates=new(instruction.updates))
 
@@ -214,7 +215,7 @@ class _Rewrite:
         once = self.sharding.choices.once
         register = f"w.{bucket}" if once else self._register("w", bucket, times)
         for index in uses:
-            self.renamed[index, f"p.{bucket}"] = register
+            self.renamed.setdefault(index, {})[f"p.{bucket}"] = register
         if not once or (bucket in self.marks.opens and times == 1):
             ahead = run - self.sharding.choices.prefetch
             place = 0 if ahead <= 0 else self.runs[ahead][0]
@@ -251,7 +252,7 @@ class _Rewrite:
         """From zeros to the shard; waited for when the layer after has been computed."""
         register = self._register("dw", bucket)
         for index in uses:
-            self.renamed[index, f"g.{bucket}"] = register
+            self.renamed.setdefault(index, {})[f"g.{bucket}"] = register
         if not self.sharding.begun(self.draft, bucket):
             self.before.setdefault(uses[0], []).append(Instruction("open_grad", (register,)))
         if self.sharding.goes_on(self.draft, bucket):

@@ -190,13 +190,11 @@ class Flow:
     def move_again(self, instruction: Instruction) -> None:
         """A collective on recomputed values repeats one of the forward."""
         source = self.image(instruction.reads[0])
-        for result, (origin, first) in self.moves.items():
-            same = (first.opcode, first.group, first.attributes) == (
-                instruction.opcode,
-                instruction.group,
-                instruction.attributes,
-            )
-            if origin == source and same:
+        wanted = (instruction.opcode, instruction.group, instruction.attributes)
+        for edge, _ in self.consumers.get(source, ()):
+            result = edge.removeprefix("to ")
+            first = self.moves[result][1] if result in self.moves else None
+            if first is not None and (first.opcode, first.group, first.attributes) == wanted:
                 self.images[bare(instruction.writes[0])] = result
                 return
         self.fail(f"recomputed `{bare(instruction.writes[0])}` repeats no collective of the forward")
