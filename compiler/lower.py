@@ -221,6 +221,8 @@ def _choices(strategy: Strategy) -> dict[str, Any]:
 
 
 def _settings(spec: Spec, strategy: Strategy) -> tuple[tuple[str, str], ...]:
+    from titan.compiler.spec.padding import padded
+
     train, optimizer = spec.train, spec.train.optimizer
     values: dict[str, Any] = {
         "titan": "0.1.0",
@@ -231,6 +233,7 @@ def _settings(spec: Spec, strategy: Strategy) -> tuple[tuple[str, str], ...]:
         "strategy": _choices(strategy),
         "transfers.window": sends_outstanding(strategy),
         "train.sequence": train.sequence,
+        "train.padding": padded(train.sequence, strategy) - train.sequence,
         "train.global_batch": train.global_batch,
         "train.micro_batch": strategy.micro_batch,
         "train.micro_batches": strategy.micro_batches,

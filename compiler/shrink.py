@@ -11,6 +11,7 @@ from math import gcd
 from typing import TYPE_CHECKING, Any
 
 from titan.compiler.schedules.registry import SCHEDULES
+from titan.compiler.spec.padding import padded
 from titan.compiler.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ def shrink(spec: Spec, strategy: Strategy) -> tuple[Spec, Strategy]:
     kept = [min(count, 2) for count in strategy.stages]
     number = small.pipeline * strategy.chunks
     stages = tuple(kept[:1] + kept[len(kept) - number + 1 :]) if number > 1 else (max(kept),)
-    sequence = 4 * small.context * small.tensor
+    filled = padded(spec.train.sequence, strategy) > spec.train.sequence
+    sequence = 4 * small.context * small.tensor - filled
     model = _model(spec.model, small, sum(stages), sequence, spec.train.sequence)
     micro_batches = _micro_batches(strategy, small)
     order = strategy.written_order if micro_batches == strategy.micro_batches else None

@@ -1,4 +1,4 @@
-"""Codes T3xx: memory, and specs that no plan fits."""
+"""Codes T3xx: memory, specs that no plan fits, and what a plan adds."""
 
 from __future__ import annotations
 
@@ -69,5 +69,13 @@ ROWS: tuple[Code, ...] = (
         "The goal is cost, or a limit of devices or cost: then a smaller part of the cluster may be the best.",
         "minimize cost",
         "Give the cluster section as many nodes as the plan uses, or minimize step_time.",
+    ),
+    Code(
+        "T310",
+        "sequence is filled up",
+        "The ranks that share a sequence hold equal pieces; masked places at its end fill it up where needed.",
+        "A sequence length that is no multiple of the pieces.",
+        "context = 4                 # sequence = 8190",
+        "Nothing is wrong: training is the same. A multiple of the number shown saves the work on masked places.",
     ),
 )

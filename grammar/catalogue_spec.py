@@ -264,9 +264,9 @@ ROWS: tuple[Code, ...] = (
     Code(
         "T244",
         "sequence cannot be shared out",
-        "context divides the sequence; with sequence_parallel, context x tensor does.",
-        "An odd sequence length.",
-        "context = 4                 # sequence = 8190",
+        "A sequence is filled up to a multiple of its pieces with masked places, but not with experts.",
+        "An odd sequence length with experts, or more ranks than tokens.",
+        "context = 4                 # sequence = 8190, layers = 8 * moe { ... }",
         "Change the sequence or the degree to a value shown.",
     ),
     Code(

@@ -60,6 +60,41 @@ class TokenSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Padded:
+    """A source whose sequences of `sequence` tokens are filled up at their end: no label of these places counts."""
+
+    inner: TokenSource
+    sequence: int
+
+    @property
+    def name(self) -> str:
+        return self.inner.name
+
+    @property
+    def vocabulary(self) -> int:
+        return self.inner.vocabulary
+
+    @property
+    def tokens(self) -> int:
+        return self.inner.tokens
+
+    @property
+    def samples(self) -> int:
+        return self.inner.samples
+
+    def load(self, indices: Sequence[int], start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+        real = max(min(stop, self.sequence) - start, 0)
+        shape, lacking = (len(indices), 0), stop - start - real
+        empty = torch.zeros(shape, dtype=torch.int64)
+        tokens, labels = self.inner.load(indices, start, start + real) if real else (empty, empty)
+        pad = torch.nn.functional.pad
+        return pad(tokens, (0, lacking)), pad(labels, (0, lacking), value=IGNORED)
+
+    def unigram_entropy(self) -> float:
+        return self.inner.unigram_entropy()
+
+
+@dataclass(frozen=True, slots=True)
 class FileSource:
     """A token file cut to samples of `sequence` tokens; without a seed the order is the file's, in every epoch."""
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from math import exp, log, prod
 from typing import Any
 
+from titan.compiler.plan.mask import band_pairs
 from titan.compiler.plan.operators import TensorType
 from titan.compiler.plan.segment import Call
 from titan.compiler.plan.sequence import mean_pairs
@@ -68,7 +69,7 @@ def operator_size(call: Call, operands: tuple[TensorType, ...], results: tuple[T
         keys = operands[1].shape[-2]
         if "ring" in given:
             return batch * width * mean_pairs(given, keys)
-        return attention_size(batch, queries, keys, width, bool(given.get("causal", True)))
+        return attention_size(batch, queries, keys, width, bool(given.get("causal", True)), int(given.get("window", 0)))
     return float(sum(t.bytes for t in operands) + sum(t.bytes for t in results))
 
 
@@ -76,7 +77,8 @@ def product_size(m: int, n: int, k: int, half: float) -> float:
     return 2.0 * (m + half) * (n + half) * (k + half)
 
 
-def attention_size(batch: int, queries: int, keys: int, width: int, causal: bool) -> float:
-    """Causal queries that are fewer than the keys are the last ones: they see all keys but half a square."""
-    pairs = queries * (keys - queries / 2) if causal else queries * keys
+def attention_size(batch: int, queries: int, keys: int, width: int, causal: bool, window: int = 0) -> float:
+    """Causal queries that are fewer than the keys are the last ones: without a window they see all keys but half a
+    square."""
+    pairs = band_pairs((keys - queries, queries), (0, keys), window) if causal else queries * keys
     return float(batch * width * pairs)

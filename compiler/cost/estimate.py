@@ -21,6 +21,7 @@ from titan.compiler.plan.segment import TIERS
 from titan.compiler.schedules.order import Times
 from titan.compiler.schedules.registry import SCHEDULES
 from titan.compiler.schedules.timetable import Durations
+from titan.compiler.spec.padding import padded
 from titan.compiler.strategy import Strategy
 
 
@@ -66,8 +67,8 @@ class Estimator(LayerPrices):
 
     def cut(self, s: Strategy) -> Cut:
         return Cut(
-            s.tensor, s.context, s.sequence_parallel, s.context_form, s.micro_batch, s.context_heads,
-            s.context_order == "zigzag", s.loss_rows, (*s.expert_parts, s.expert_tensor),
+            padded(self.shape.sequence, s), s.tensor, s.context, s.sequence_parallel, s.context_form, s.micro_batch,
+            s.context_heads, s.context_order == "zigzag", s.loss_rows, (*s.expert_parts, s.expert_tensor),
         )  # fmt: skip
 
     def bottleneck(self, pipeline: int, layer: float, head: float) -> int:

@@ -18,6 +18,7 @@ from titan.compiler.plan.sequence import mean_pairs, most_pairs, needed_steps
 class Cut(NamedTuple):
     """What decides the price of a layer."""
 
+    sequence: int  # filled up to a multiple of its pieces
     tensor: int
     context: int
     sequence_parallel: bool
@@ -125,7 +126,7 @@ class LayerPrices:
     def _experts(self, cut: Cut, kind: Mixture) -> tuple[float, float, int]:
         """Seconds forward and backward of router, experts and exchange, and bytes kept until backward."""
         shape, size, per_node = self.shape, self.size, self.machine.devices_per_node
-        tokens = cut.micro_batch * shape.sequence // cut.context
+        tokens = cut.micro_batch * cut.sequence // cut.context
         rows = (tokens // cut.tensor if cut.sequence_parallel else tokens) * kind.top_k
         if not cut.experts:
             return self._experts_floor(cut, kind, tokens, rows)
@@ -159,7 +160,7 @@ class LayerPrices:
     def _layer(self, cut: Cut, width: float) -> LayerCost:
         """A layer whose feed-forward part is `width` wide."""
         shape, size, t = self.shape, self.size, cut.tensor
-        tokens = cut.micro_batch * shape.sequence // cut.context
+        tokens = cut.micro_batch * cut.sequence // cut.context
         stream = tokens // t if cut.sequence_parallel else tokens
         queries = shape.heads * shape.head_dim // t
         keys = max(shape.kv_heads // t, 1 if shape.kv_heads else 0) * shape.head_dim
@@ -237,7 +238,7 @@ class LayerPrices:
     def _scores(self, cut: Cut, width: int, window: int) -> tuple[float, float]:
         """Seconds of attention of one window forward and backward, over `width` numbers of queries: the rank or the
         step of a ring with most work decides."""
-        shape, sequence, length = self.shape, self.shape.sequence, self.shape.sequence // cut.ring
+        shape, sequence, length = self.shape, cut.sequence, cut.sequence // cut.ring
         work = 4.0 * width * band_pairs((0, sequence), (0, sequence), window) / sequence  # two products
         if shape.value_dim:
             work *= (1 + shape.value_dim / shape.head_dim) / 2
@@ -258,7 +259,7 @@ class LayerPrices:
         statistic = 8 if self.shape.dtype == "f64" else 4
         found = [0.0, 0.0]
         for window, share in self.shape.windows:
-            steps = len(needed_steps(cut.ring, cut.zigzag, self.shape.sequence // cut.ring, window))
+            steps = len(needed_steps(cut.ring, cut.zigzag, cut.sequence // cut.ring, window))
             times = zip(self._scores(cut, width, window), (self.size, self.size + statistic), strict=True)
             for way, (compute, size) in enumerate(times):
                 moved = 2 * transfer_seconds(self.machine, far.nodes > 1, elements * size)
@@ -270,7 +271,7 @@ class LayerPrices:
 
     def _head(self, cut: Cut) -> LayerCost:
         shape, size = self.shape, self.size
-        tokens = cut.micro_batch * shape.sequence // cut.context
+        tokens = cut.micro_batch * cut.sequence // cut.context
         columns = -(-shape.vocab // cut.tensor)
         forward, backward = self._products(tokens, [(shape.hidden, columns)])
         logits = tokens * columns * size

@@ -29,6 +29,7 @@ class _Builder:
     narrow: str = ""  # dtype in which products of layers are formed, where it is not that of their operands
     packed: bool = False  # several documents share a sequence
     pieces: int = 1  # of a sequence, between ranks: experts' slots are whole on each
+    tokens: int = 0  # of a sequence, without what fills it up
     values: dict[str, Value] = field(default_factory=dict)
     ops: list[Op] = field(default_factory=list)
 
@@ -139,7 +140,7 @@ def _attention(b: _Builder, x: str, window: int | None) -> str:
     operator, operands = "attention", tuple[str, ...]((q, k, v))
     if b.packed:
         operator, operands = "attention_documents", (*operands, b.data("starts", "i64"))
-    narrow: dict[str, Any] = {"window": window} if window is not None and window < b.sequence else {}
+    narrow: dict[str, Any] = {"window": window} if window is not None and window < b.tokens else {}
     mixed = b.op(operator, "mixed", operands, *heads, head_dim=size, causal=True, **narrow)
     out = b.linear(mixed, "attn_out", ".attn.out", hidden, heads, attention.out_bias)
     return b.residual(x, b.dropout(out, "attn_drop", "attention"), "h")
@@ -276,7 +277,8 @@ def _head(b: _Builder, rows: int) -> Part:
 
 
 def build(spec: Spec, strategy: Strategy, mesh: Mesh) -> ModelGraph:
-    """The graph of one micro-batch over all data ranks: micro_batch * data sequences, padded vocabulary."""
+    """The graph of one micro-batch over all data ranks: micro_batch * data sequences, vocabulary, both padded."""
+    from titan.compiler.spec.padding import padded
     from titan.compiler.spec.vocabulary import padded_vocab
 
     model, dtype = spec.model, COMPUTE_DTYPE[spec.train.precision]
@@ -286,7 +288,8 @@ def build(spec: Spec, strategy: Strategy, mesh: Mesh) -> ModelGraph:
         pieces = strategy.context * (strategy.tensor if strategy.sequence_parallel else 1)
         narrow = "f8" if spec.train.precision == "fp8" else ""
         batch, packed = strategy.micro_batch * strategy.data, spec.train.separator is not None
-        return _Builder(model, dtype, batch, spec.train.sequence, vocab, narrow, packed, pieces)
+        sequence = padded(spec.train.sequence, strategy)
+        return _Builder(model, dtype, batch, sequence, vocab, narrow, packed, pieces, spec.train.sequence)
 
     inner = "expert_ffn" if strategy.expert_tensor == 1 else "ffn"
     kinds: dict[Dense | Moe, int] = {}

@@ -34,7 +34,8 @@ def explain_lines(plan: Plan, result: SearchResult | None = None) -> Iterator[st
     strategy = plan.setting("strategy") or {}
     yield f"{'choice':<18} {'value':<14} {'by':<8} why"
     for key, origin, sentence in strategy.get("reasons", ()):
-        yield f"{key:<18} {_value(strategy.get(key)):<14} {ORIGINS.get(origin, origin):<8} {sentence}"
+        value = _value(strategy.get(key, plan.setting(key)))
+        yield f"{key:<18} {value:<14} {ORIGINS.get(origin, origin):<8} {sentence}"
     yield ""
     yield from budget_lines(plan)
     if result is None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from titan.compiler.cost.mfu import HARDWARE_RULE, MODEL_RULE, SIMPLE_RULE, UNKNOWN_PEAK, impossible
 from titan.compiler.cost.predict import Prediction, predict
+from titan.compiler.spec.padding import padding_in_words
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -50,7 +51,7 @@ def plan_json(spec: Spec, result: SearchResult, proofs: Mapping[str, Proof]) -> 
         "verified": {name: proof.ok for name, proof in proofs.items()}
         | {"seconds": sum(proof.seconds for proof in proofs.values())},
         "job": _job_json(found),
-        "warnings": warnings(spec, found),
+        "warnings": warnings(spec, result.strategy, found),
     }
 
 
@@ -72,9 +73,11 @@ def _job_json(found: Prediction) -> dict[str, Any] | None:
     return {name: getattr(job, name) for name in ("steps", "tokens", "days", "device_hours", "cost")}
 
 
-def warnings(spec: Spec, found: Prediction) -> list[str]:
+def warnings(spec: Spec, strategy: Strategy, found: Prediction) -> list[str]:
     """Everything that the user should know before relying on the plan, each with its code."""
-    listed = [f"{w.code}: {w.message}" for w in spec.warnings]
+    listed = [f"{w.code}: {w.message}" for w in spec.warnings if w.code != "T310"]  # of the strategy found, below
+    filled = padding_in_words(spec.train.sequence, strategy)
+    listed += [f"T310: {filled}"] if filled else []
     ledger = found.ledger
     margin = 1 - ledger.peak / spec.cluster.device.memory
     if ledger.verdict == "at risk" or margin < MARGIN:
@@ -130,7 +133,7 @@ def print_summary(spec: Spec, result: SearchResult, proofs: Mapping[str, Proof])
     console.print(_stage_table(result.plan, found))
     for line in (*_job_lines(found), *_search_lines(result)):
         console.print(f"  {line}", markup=False)
-    for text in warnings(spec, found):
+    for text in warnings(spec, result.strategy, found):
         console.print(f"  [yellow]warning[/yellow] {text.replace('[', chr(92) + '[')}")
     console.print(_closing(result, proofs))
 

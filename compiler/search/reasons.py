@@ -11,6 +11,7 @@ from titan.compiler.cost.shape import Shape
 from titan.compiler.plan.sequence import needed_steps
 from titan.compiler.search.candidates import Candidate, saved
 from titan.compiler.search.space import PREFERRED
+from titan.compiler.spec.padding import padding_in_words
 from titan.compiler.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ CHOICES = (
     "stages",
 )
 LEAST_ZERO = {"shard": 1, "gather": 3, "reduce": 3, "prefetch": 3}  # ZeRO stages from which a choice has a meaning
+PADDING = "train.padding"  # the setting of the plan
 Reason = tuple[str, str, str]
 
 
@@ -45,7 +47,9 @@ def reasons(
 ) -> tuple[Reason, ...]:
     """(field, origin, sentence) for every choice; origin is user, default or search. Times are closed forms.
     `everything` holds all candidates, best first, those that fit before the others."""
-    return tuple(_reason(spec, estimator, chosen, everything, limit, key) for key in CHOICES)
+    found = tuple(_reason(spec, estimator, chosen, everything, limit, key) for key in CHOICES)
+    filled = padding_in_words(spec.train.sequence, chosen.strategy)
+    return (*found, (PADDING, "default", filled)) if filled else found
 
 
 def _reason(

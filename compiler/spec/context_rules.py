@@ -4,26 +4,24 @@ from __future__ import annotations
 
 from titan.compiler.spec.breach import Breach, Choices
 from titan.compiler.spec.divisors import around, divisors, multiples
+from titan.compiler.spec.padding import sequence_unit, unit_in_words
 from titan.compiler.spec.schema import Spec
 
 
-def context(spec: Spec, s: Choices) -> Breach | None:
-    sequence = spec.train.sequence
-    if sequence % s.context == 0:
+def pieces(spec: Spec, s: Choices) -> Breach | None:
+    """A sequence is filled up to a multiple of its pieces, unless a piece would be empty or experts be sent padding."""
+    sequence, unit = spec.train.sequence, sequence_unit(s)
+    if sequence % unit == 0 or not (spec.model.experts or sequence < unit):
         return None
-    facts = ((f"sequence = {sequence}", "train.sequence"),)
-    message = f"context = {s.context} does not divide sequence = {sequence}"
-    return Breach(message, "context", around(divisors(sequence), s.context), facts)
-
-
-def sequence_parallel(spec: Spec, s: Choices) -> Breach | None:
-    sequence, parts = spec.train.sequence, s.context * s.tensor
-    if not s.sequence_parallel or sequence % parts == 0:
-        return None
-    facts = ((f"sequence = {sequence}", "train.sequence"),)
-    message = f"sequence = {sequence} is not a multiple of context {s.context} x tensor {s.tensor} = {parts}"
-    near = (*(f"sequence = {m}" for m in multiples(sequence, parts)), "sequence_parallel = false")
-    return Breach(f"{message}, as sequence_parallel needs", "sequence_parallel", near, facts)
+    message = f"sequence = {sequence} is not a multiple of {unit_in_words(s)}"
+    why = "a router would send the padding to experts, so mixtures are not filled up"
+    if sequence < unit:
+        why = "some ranks would hold nothing but padding"
+    near = [f"sequence = {m}" for m in multiples(sequence, unit)]
+    near += ["sequence_parallel = false"] if s.sequence_parallel and sequence % s.context == 0 else []
+    near += ["context_order = contiguous"] if unit > s.context and sequence % s.context == 0 else []
+    facts = ((f"sequence = {sequence}", "train.sequence"), (why, "parallel.context"))
+    return Breach(message, "sequence_parallel" if s.context == 1 else "context", tuple(dict.fromkeys(near)), facts)
 
 
 def head_exchange(spec: Spec, s: Choices) -> Breach | None:
@@ -73,17 +71,6 @@ def ring_heads(spec: Spec, s: Choices) -> Breach | None:
         )
     near = tuple(f"context_heads = {h}" for h in around(ok or (1,), heads))
     return Breach(message, "context_heads", near, facts)
-
-
-def zigzag(spec: Spec, s: Choices) -> Breach | None:
-    """Every rank of a ring holds two chunks of the sequence."""
-    sequence, ring = spec.train.sequence, s.context // max(s.context_heads, 1)
-    if s.context_form != "ring" or s.context_order != "zigzag" or ring < 2 or sequence % (2 * ring) == 0:
-        return None
-    message = f"sequence = {sequence} is not a multiple of 2 x {ring}, the chunks of a ring of {ring} in zigzag order"
-    near = (*(f"sequence = {m}" for m in multiples(sequence, 2 * ring)), "context_order = contiguous")
-    facts = (("rank r holds the chunks r and 2n - 1 - r, so that all have equal work", "parallel.context_form"),)
-    return Breach(message, "train.sequence", near, facts)
 
 
 def latent_ring(spec: Spec, s: Choices) -> Breach | None:

@@ -9,12 +9,10 @@ from math import prod
 from titan.compiler.schedules.registry import SCHEDULES, legal_counts
 from titan.compiler.spec.breach import Breach, Choices
 from titan.compiler.spec.context_rules import (
-    context,
     head_exchange,
     latent_ring,
+    pieces,
     ring_heads,
-    sequence_parallel,
-    zigzag,
 )
 from titan.compiler.spec.degrees import AXES, shared_width, tensor_degrees
 from titan.compiler.spec.divisors import around, divisors, even_stages, factorisation, multiples
@@ -301,12 +299,11 @@ RULES: tuple[Rule, ...] = (
     Rule("T243", "tensor divides the feed-forward width", ("tensor",), _ffn),
     Rule("T258", "documents can be told apart", (), _separator),
     Rule("T234", "the sequence fits the positions of the model", (), _positions),
-    Rule("T244", "context divides the sequence", ("context",), context),
     Rule(
         "T244",
-        "with sequence_parallel, context x tensor divides the sequence",
-        ("context", "tensor", "sequence_parallel"),
-        sequence_parallel,
+        "a sequence has a token for each of its pieces; with experts they divide it",
+        ("context", "tensor", "sequence_parallel", "context_form", "context_heads", "context_order"),
+        pieces,
     ),
     Rule("T245", "head exchange splits whole heads", ("context", "tensor", "context_form"), head_exchange),
     Rule(
@@ -314,12 +311,6 @@ RULES: tuple[Rule, ...] = (
         "context_heads divides context, and splits whole heads",
         ("context", "tensor", "context_form", "context_heads"),
         ring_heads,
-    ),
-    Rule(
-        "T244",
-        "a ring in zigzag order divides the sequence into two chunks per rank",
-        ("context", "context_form", "context_heads", "context_order"),
-        zigzag,
     ),
     Rule("T245", "latent attention has no ring", ("context", "context_form"), latent_ring),
     Rule(

@@ -9,8 +9,9 @@ from titan.compiler.schedules.registry import SCHEDULES
 from titan.compiler.spec.breach import Breach
 from titan.compiler.spec.degrees import AXES
 from titan.compiler.spec.devices import parts
-from titan.compiler.spec.divisors import around, divisors, factorisation
+from titan.compiler.spec.divisors import around, divisors, factorisation, multiples
 from titan.compiler.spec.legality import Rule, diagnostic, rules_about
+from titan.compiler.spec.padding import padding_in_words, sequence_unit
 from titan.compiler.spec.report import in_order
 from titan.compiler.spec.schema import Spec
 from titan.grammar.diagnostics import Diagnostic
@@ -136,6 +137,19 @@ def _copied(spec: Spec, pins: dict[str, Any]) -> bool:
     return bool(pins.get("pipeline", 1) > 1 and (copies > 1 or spec.model.tied))
 
 
+def _filled_up(spec: Spec, pins: dict[str, Any]) -> list[Diagnostic]:
+    """A sequence that the fixed choices do not divide; what is free is taken as it asks least."""
+    if "context" not in pins or spec.model.experts:
+        return []  # experts are not sent padding: such sequences are refused
+    least = {"tensor": 1, "sequence_parallel": False, "context_form": "gathered", "context_heads": 1}
+    choices: Any = Pins({"context_order": "contiguous", **least, **pins})
+    message = padding_in_words(spec.train.sequence, choices)
+    near = tuple(f"sequence = {m}" for m in multiples(spec.train.sequence, sequence_unit(choices)))
+    span = spec.span("train.sequence")
+    legal = message and spec.train.sequence >= sequence_unit(choices)
+    return [Diagnostic("T310", message, span, severity="warning", nearest=near)] if legal else []
+
+
 def _idle_choices(spec: Spec, pins: dict[str, Any]) -> list[Diagnostic]:
     """Choices that are legal and change nothing."""
     if _copied(spec, pins):
@@ -151,6 +165,7 @@ def _idle_choices(spec: Spec, pins: dict[str, Any]) -> list[Diagnostic]:
     if pins.get("sequence_parallel") and pins.get("tensor") == 1:
         message = "sequence_parallel shards over tensor, which is 1 here, so it changes nothing"
         found.append(Diagnostic("T251", message, spec.span("parallel.sequence_parallel"), severity="warning"))
+    found += _filled_up(spec, pins)
     stages, number = pins.get("pipeline", 1), spec.train.global_batch // max(pins.get("data", 1), 1)
     number //= max(pins.get("micro_batch", 1), 1)
     if "data" in pins and 0 < number < stages:

@@ -1,7 +1,8 @@
 """Proof (e): every token of the global batch is read exactly once, and its labels beside it.
 
 The ranks that share neither data nor context coordinate read different pieces: the piece along the batch follows from
-the data coordinate, the piece along the sequence from `start` and `length`; micro-batches are the block's parameter.
+the data coordinate, the piece along the sequence from `start` and `length`; micro-batches are the block's parameter. A
+sequence may be filled up at its end with places that hold no token.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from titan.compiler.plan.program import Block, Plan, Role
 from titan.compiler.plan.segment import parse_unit
 from titan.compiler.verify.bodies import coefficients, first_index, whole_shape
 from titan.compiler.verify.findings import Finding, at, shown, used_blocks
-from titan.compiler.verify.rings import bare, permutations
+from titan.compiler.verify.rings import bare, filled_up, permutations
 from titan.compiler.verify.updates import Step, _factors, _trace
 
 _KINDS = ("tokens", "labels")
@@ -26,7 +27,7 @@ def _batch(plan: Plan, instruction: Instruction) -> str:
     register = instruction.writes[0]
     tensor, mesh = plan.types[type_name(register)], plan.mesh
     given = dict(instruction.attributes)
-    sequence, rows = plan.setting("train.sequence"), plan.setting("train.micro_batch")
+    sequence, rows = filled_up(plan), plan.setting("train.micro_batch")
     data = mesh.size("data")
     if ":" not in register or given.get("micro_batch") != register.partition(":")[2]:
         return f"`{register}` must be loaded for its own micro-batch, not for {given.get('micro_batch')}"
@@ -193,6 +194,9 @@ def data(plan: Plan) -> list[Finding]:
             f"{rows} sequences x {count} micro-batches x {plan.mesh.size('data')} ranks are not the batch of {whole}"
         )
         found.append(Finding("T750", message))
+    padding, unit = plan.setting("train.padding", 0), 2 * plan.mesh.size("context") * plan.mesh.size("tensor")
+    if not 0 <= padding < unit:
+        found.append(Finding("T750", f"a sequence is filled up with {padding} places, fewer than {unit} will do"))
     readers = _readers(plan)
     for role in plan.roles:
         uses = _uses(plan, role, readers)

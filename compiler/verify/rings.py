@@ -197,9 +197,14 @@ def _needed(ring: int, zigzag: bool, length: int, window: int) -> tuple[int, ...
     return tuple(sorted(near))
 
 
+def filled_up(plan: Plan) -> int:
+    """Places of a sequence: its tokens, and what fills it up."""
+    return int(plan.setting("train.sequence")) + int(plan.setting("train.padding", 0))
+
+
 def permutations(plan: Plan) -> Iterator[Finding]:
     """Loads, positions and rings agree about the order of the sequence."""
-    sequence, found = plan.setting("train.sequence"), set()
+    sequence, found = filled_up(plan), set()
     for role in plan.roles:
         for block in role.blocks:
             for index, i in enumerate(block.instructions):

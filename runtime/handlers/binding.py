@@ -11,7 +11,7 @@ from titan.compiler.plan.mesh import evaluate
 from titan.compiler.plan.operators import Attribute
 from titan.compiler.plan.program import Plan
 from titan.compiler.plan.segment import parse_unit
-from titan.runtime.data import TokenSource
+from titan.runtime.data import Padded, TokenSource
 from titan.runtime.documents import Documents
 from titan.runtime.host import HostLink
 from titan.runtime.place import Place
@@ -44,6 +44,7 @@ class Binding:
         """`tiers` are those that the program leaves to the run."""
         self.plan, self.rank, self.transport, self.state = plan, rank, transport, state
         separator = plan.setting("train.separator")
+        source = Padded(source, int(plan.setting("train.sequence"))) if plan.setting("train.padding") else source
         self.source = source if separator is None else Documents(source, int(separator))
         self.order, self.training = order, order in ("train", "body")
         self.capture = capture

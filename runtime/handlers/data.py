@@ -70,7 +70,8 @@ def _count(binding: Binding, instruction: Instruction) -> Action:
 
 def _runs(binding: Binding, instruction: Instruction) -> tuple[Run, ...]:
     """This rank's positions of the sequence; its context slice when not written out."""
-    share = int(binding.plan.setting("train.sequence")) // binding.plan.mesh.size("context")
+    whole = int(binding.plan.setting("train.sequence")) + int(binding.plan.setting("train.padding", 0))
+    share = whole // binding.plan.mesh.size("context")
     length = binding.number(instruction, "length", share)
     start = binding.number(instruction, "start", f"@context*{length}")
     return runs(start, length, int(instruction.attribute("zigzag", 0)), int(instruction.attribute("chunk", 0)))

@@ -1,4 +1,7 @@
-"""Adds a learned row per position; this rank's first place is `start`."""
+"""Adds a learned row per position; this rank's first place is `start`.
+
+Places beyond the table, with which a sequence is filled up, get nothing.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,12 @@ import torch
 from titan.runtime.place import Attributes, Gradients, Place, Saved
 from titan.runtime.positions import runs_of
 from torch import Tensor
+from torch.nn.functional import pad
 
 
 def forward(attributes: Attributes, place: Place, x: Tensor, table: Tensor) -> tuple[Tensor, ...]:
     """[batch, sequence, hidden] -> the same."""
-    rows = [table.narrow(0, *run) for run in runs_of(attributes, x.shape[1])]
+    rows = [_rows(table, start, length) for start, length in runs_of(attributes, x.shape[1])]
     return (x + (rows[0] if len(rows) == 1 else torch.cat(rows)),)
 
 
@@ -24,5 +28,11 @@ def backward_weight(
     (table,), (dy,) = into, gradients
     first = 0
     for start, length in runs_of(attributes, dy.shape[1]):
-        table.narrow(0, start, length).add_(dy.narrow(1, first, length).sum(0, dtype=table.dtype))
+        rows = table[start : start + length]
+        rows.add_(dy.narrow(1, first, len(rows)).sum(0, dtype=table.dtype))
         first += length
+
+
+def _rows(table: Tensor, start: int, length: int) -> Tensor:
+    found = table[start : start + length]
+    return found if len(found) == length else pad(found, (0, 0, 0, length - len(found)))

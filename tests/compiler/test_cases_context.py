@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
-import pytest
+from math import lcm
 
-from tests.compiler.spec.writing import errors, only, spec_text
+import pytest
+from titan.compiler.spec.padding import padded, sequence_unit
+
+from tests.compiler.spec.writing import Layout, errors, only, problems, spec_text
 from tests.compiler.test_cases_plan import told
 
+MIXTURE = """model {
+    vocab = 1024, hidden = 64, max_positions = 64Ki, rope = { theta = 10000 }
+    attention = gqa { heads = 16, kv_heads = 16, head_dim = 16 }
+    layers = 8 * moe { experts = 8, top_k = 2, ffn = 192 }
+}"""
 
-def test_S_SEQ_01_unequal_shards_are_refused_with_both_numbers() -> None:
+
+def test_S_SEQ_01_unequal_shards_are_filled_up_and_said_with_all_numbers() -> None:
     text = spec_text("tensor = 4, context = 1, sequence_parallel = true", devices=4, sequence="8193")
-    found = only(errors(text))
+    found = only(problems(text))
+    assert (found.code, found.severity) == ("T310", "warning")
+    assert all(number in told(found) for number in ("8193", "8196", "4", "3 masked places"))
+    assert "sequence = 8196" in found.nearest
+
+
+def test_S_SEQ_01_where_padding_cannot_work_both_numbers_are_said() -> None:
+    fixed = "tensor = 4, context = 1, sequence_parallel = true, context_form = gathered, context_heads = 1"
+    wishes = f"{fixed}, context_order = zigzag"
+    found = only(errors(spec_text(wishes, devices=4, sequence="8193", model=MIXTURE)))
     assert found.code == "T244" and "8193" in told(found) and "4" in told(found)
     assert "sequence = 8196" in found.nearest
 
@@ -20,14 +38,21 @@ def test_S_SEQ_01_unequal_shards_are_refused_with_both_numbers() -> None:
     [("8200", 4, 8, False), ("8224", 4, 8, True), ("4100", 2, 2, True), ("4098", 2, 2, False)],
 )
 def test_S_SEQ_02_the_ring_s_piece_is_divided_again(sequence: str, context: int, tensor: int, accepted: bool) -> None:
-    """The factor is context x lcm(2, tensor): zigzag halves and tensor ranks both divide what a context rank holds."""
+    """The factor is context x lcm(2, tensor): zigzag halves and tensor ranks both divide what a context rank holds. A
+    mixture's sequence is refused, any other filled up to the next multiple."""
     wishes = f"context = {context}, tensor = {tensor}, pipeline = 1, data = 1, context_form = ring"
     fixed = "context_heads = 1, context_order = zigzag, sequence_parallel = true"
-    text = spec_text(f"{wishes}, {fixed}", devices=context * tensor, sequence=sequence, batch="8")
-    found = errors(text)
-    assert (not found) == accepted
+    text = {"devices": context * tensor, "sequence": sequence, "batch": "8"}
+    found = errors(spec_text(f"{wishes}, {fixed}, expert = 1, expert_tensor = {tensor}", model=MIXTURE, **text))
+    assert (not [f for f in found if f.code == "T244"]) == accepted
+    warned = problems(spec_text(f"{wishes}, {fixed}", **text))
+    assert (not warned) == accepted
+    s = Layout(context=context, tensor=tensor, sequence_parallel=True, context_form="ring")
+    factor = context * lcm(2, tensor)
+    assert sequence_unit(s) == factor and padded(int(sequence), s) == -(-int(sequence) // factor) * factor
     if not accepted:
-        assert str(context * tensor) in told(found[0]) and sequence in told(found[0])
+        for told_ in (told(next(f for f in found if f.code == "T244")), told(only(warned))):
+            assert str(factor) in told_ and sequence in told_
 
 
 @pytest.mark.parametrize("context", [8, 16, 40])

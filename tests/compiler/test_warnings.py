@@ -39,7 +39,7 @@ def _predicted(limit: int | None = None) -> tuple[list[str], Prediction]:
     found = predict(lower(spec, strategy_of(Configuration())))
     if limit is not None:
         found = replace(found, ledger=replace(found.ledger, limit=limit))
-    return warnings(spec, found), found
+    return warnings(spec, strategy_of(Configuration()), found), found
 
 
 def test_T303_memory_between_the_prediction_and_its_upper_bound_is_at_risk() -> None:

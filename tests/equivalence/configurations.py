@@ -32,6 +32,7 @@ class Configuration:
     family  `llama`, `gpt2`, `dropout` (gpt2 with dropout), `kv_one` (one KV head), `kv_few` (half as many as ranks),
             `window` (llama whose layers see few tokens and all before, in turn)
     odd     a prime vocabulary, which has to be padded
+    filled  a sequence one token short of what its ranks divide, which is filled up
     """
 
     data: int = 1
@@ -48,10 +49,11 @@ class Configuration:
     family: str = "llama"
     tied: bool = False
     odd: bool = False
+    filled: bool = False
 
     def __str__(self) -> str:
         mesh = "".join(f"{axis[0]}{getattr(self, axis)}" for axis in AXES)
-        words = [name for name in ("sequence_parallel", "tied", "odd") if getattr(self, name)]
+        words = [name for name in ("sequence_parallel", "tied", "odd", "filled") if getattr(self, name)]
         words += [f"zero{self.zero}"] if self.zero else []
         words += [f"offload_{self.offload}"] if self.offload != "none" else []
         for name in ("recompute", "context_form", "schedule", "stages", "family"):
@@ -79,6 +81,7 @@ def switches(mesh: tuple[int, ...]) -> dict[str, tuple[Any, ...]]:
         "family": ("llama", "gpt2", "dropout", "kv_one", *few, "window"),
         "tied": (False, True),
         "odd": (False, True),
+        "filled": (False, True) if tensor * context > 1 else (False,),
     }
 
 
@@ -229,7 +232,7 @@ def spec_of(c: Configuration, precision: str = "fp64") -> Spec:
     heads = lcm(2, per_rank) if llama or c.family.startswith("kv") else per_rank
     heads = heads * 2 if heads == kv_heads and llama else heads
     vocab = 37 if c.odd else 8 * c.tensor
-    sequence = parts * -(-8 // parts) * (2 if c.context_form == "ring" else 1)
+    sequence = parts * -(-8 // parts) * (2 if c.context_form == "ring" else 1) - c.filled
     text = _MODELS["gpt2" if c.family in ("gpt2", "dropout") else "llama"].format(
         vocab=vocab, heads=heads, kv_heads=kv_heads, layers=_layers(c, c.tensor * -(-12 // c.tensor)),
         tied=str(c.tied).lower(), sequence=sequence,

@@ -212,16 +212,16 @@ def one_by_one(family: str) -> tuple[float, dict[str, torch.Tensor]]:
     return documents_alone(packed(family))
 
 
-def documents_alone(found: Spec) -> tuple[float, dict[str, torch.Tensor]]:
+def documents_alone(found: Spec, length: int = 32) -> tuple[float, dict[str, torch.Tensor]]:
     """Loss and gradients of the documents of a batch, each run alone through plain autograd."""
     single = lower(found, single_strategy(found))
     state = (allocate(single, 0),)
     parameters = {n: p.clone().requires_grad_() for n, p in collect_parameters(state, single).items()}
-    tokens, labels = Documents(source_of(found), SEPARATOR).load(range(4), 0, 32)
+    tokens, labels = Documents(source_of(found), SEPARATOR).load(range(4), 0, length)
     total, count = torch.zeros((), dtype=torch.float64), 0
     for row in range(4):
         first = 0
-        for end in [p + 1 for p in range(32) if tokens[row, p] == SEPARATOR] + [32]:
+        for end in [p + 1 for p in range(length) if tokens[row, p] == SEPARATOR] + [length]:
             if end > first:
                 piece = (tokens[row : row + 1, first:end], labels[row : row + 1, first:end])
                 loss, number = reference_loss(single.setting("model"), parameters, *piece, [row])

@@ -212,13 +212,14 @@ def test_S_MEM_12_activations_of_experts_follow_top_k_and_width() -> None:
 
 def test_S_MEM_13_the_reserve_is_part_of_the_budget() -> None:
     spec = spec_of("llama.llama2_7b", devices=8, batch="8", sequence="4096")
-    plan = lower(spec, Strategy(data=8, zero=3, gather="each", reduce="each", stages=(32,)))
+    strategy = Strategy(data=8, zero=3, gather="each", reduce="each", stages=(32,))
+    plan = lower(spec, strategy)
     worst = memory_ledger(plan).worst
     assert min(worst.components[part] for part in ("communicators", "allocator", "reserved")) > 0
     for share, warned in ((0.93, True), (0.90, False)):  # of the device, by the point prediction
         tight = with_memory(spec, round(worst.point / share))
         found = predict(plan, ledger=memory_ledger(plan, limit=tight.cluster.device.memory))
-        listed = [text for text in warnings(tight, found) if text.startswith("T303")]
+        listed = [text for text in warnings(tight, strategy, found) if text.startswith("T303")]
         assert bool(listed) is warned
         assert not listed or ("reserve" in listed[0] and "margin of 7.0%" in listed[0])
 

@@ -24,6 +24,13 @@ def test_a_good_layout_is_legal() -> None:
     assert legal(spec, GOOD) == () and is_legal(spec, GOOD)
 
 
+MIXTURE = """model {
+    vocab = 1024, hidden = 64, max_positions = 64Ki, rope = { theta = 10000 }
+    attention = gqa { heads = 16, kv_heads = 16, head_dim = 16 }
+    layers = 8 * moe { experts = 8, top_k = 2, ffn = 192 }
+}"""
+
+
 @pytest.mark.parametrize(
     ("code", "change", "settings_"),
     [
@@ -34,12 +41,13 @@ def test_a_good_layout_is_legal() -> None:
         ("T242", {"tensor": 4, "data": 1}, {"heads": 24, "kv_heads": 6}),
         ("T243", {"tensor": 2}, {"ffn": 191}),
         ("T234", {}, {"sequence": "128Ki"}),
-        ("T244", {"context": 2, "data": 1}, {"sequence": "127"}),
-        ("T244", {"sequence_parallel": True}, {"sequence": "127"}),
+        ("T244", {"context": 2, "data": 1}, {"sequence": "127", "model": MIXTURE}),
+        ("T244", {"sequence_parallel": True}, {"sequence": "127", "model": MIXTURE}),
+        ("T244", {"context": 2, "data": 1}, {"sequence": "1"}),
         ("T245", {"context": 2, "data": 1, "context_form": "heads"}, {"heads": 16, "kv_heads": 2}),
         ("T245", {"context": 2, "data": 1, "context_form": "ring", "context_heads": 2}, {"heads": 16, "kv_heads": 2}),
         ("T245", {"context": 2, "data": 1, "context_form": "ring", "context_heads": 4}, {}),
-        ("T244", {"context": 2, "data": 1, "context_form": "ring"}, {"sequence": "126"}),
+        ("T244", {"context": 2, "data": 1, "context_form": "ring"}, {"sequence": "126", "model": MIXTURE}),
         ("T258", {}, {"train": "precision = fp32, separator = 1024"}),
         ("T257", {"expert": 2}, {}),
         ("T257", {"expert_tensor": 4}, {}),
