@@ -31,7 +31,7 @@ def unit_in_words(s: Choices) -> str:
     shared = f"context {s.context}" + (f" x tensor {s.tensor}" if s.sequence_parallel and s.tensor > 1 else "")
     if unit == pieces:
         return f"{unit} = {shared}" if " x " in shared else f"{shared}"
-    return f"{unit}: {shared}, and two chunks for each rank of a ring in zigzag order"
+    return f"{unit} ({shared}; two chunks for each rank of a ring in zigzag order)"
 
 
 def padding_in_words(sequence: int, s: Choices) -> str:
