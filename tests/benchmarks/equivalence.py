@@ -1,8 +1,9 @@
 """Equivalence over the grid: `python -m tests.benchmarks.equivalence [--quick | --all] [--part I/N] [--json]`.
 
 Loopback, one process and plain autograd in float64 must agree on loss, every gradient, norm and updated parameters to
-1e-9 over two steps. By default: every mesh of up to 16 ranks, every switch of the strategy, the kinds of models taking
-turns; `--all` crosses those too; `--quick` is the pairwise sample of the tests. `--part` does the I-th of N shares.
+1e-9 over two steps. By default: every mesh of up to 16 ranks x sequence parallelism, ZeRO-1, full recompute, uneven
+stages, tied head and odd vocabulary, all other switches and kinds of models taking turns (about an hour of one core);
+`--all` crosses those too (days); `--quick` is the pairwise sample of the tests. `--part` does the I-th of N shares.
 """
 
 from __future__ import annotations
@@ -11,29 +12,65 @@ import argparse
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
-from itertools import islice
+from itertools import islice, product
+from typing import Any
 
 import torch
 from titan.grammar.diagnostics import TitanError
 
 from tests.equivalence.comparison import TOLERANCE, mismatches
-from tests.equivalence.configurations import RANKS, Configuration, cells, grid, meshes, pairwise
+from tests.equivalence.configurations import RANKS, Configuration, grid, meshes, pairwise, possible, switches
 
 QUICK_SECONDS = 150.0  # a quick run ends within three minutes whatever the machine; it says how many it did
 
 
-def rotated() -> Iterator[Configuration]:
-    """Every mesh with every strategy; families, tied heads and odd vocabularies take turns from cell to cell."""
-    turn = 0
+CROSSED: dict[str, tuple[Any, ...]] = {
+    "sequence_parallel": (False, True),
+    "zero": (0, 1),
+    "recompute": ("none", "full"),
+    "stages": ("even", "uneven"),
+    "tied": (False, True),
+    "odd": (False, True),
+}
+
+
+def crossed() -> Iterator[Configuration]:
+    """Every mesh, with the product of the switches above; on each also further forms of ZeRO. What is not crossed
+    (schedules, context forms, families, offload, further tiers) takes turns from cell to cell."""
+    turns: Counter[str] = Counter()
     for mesh in meshes(tuple(range(1, RANKS + 1))):
-        strategies: dict[tuple[object, ...], list[Configuration]] = {}
-        for c in cells(mesh):
-            key = (c.sequence_parallel, c.zero, c.recompute, c.context_form, c.schedule, c.stages)
-            strategies.setdefault(key, []).append(c)
-        for kinds in strategies.values():
-            yield kinds[turn % len(kinds)]
-            turn += 1
+        table = switches(mesh)
+        named = {key: tuple(v for v in values if v in table[key]) for key, values in CROSSED.items()}
+        plain = [dict(zip(named, values, strict=True)) for values in product(*named.values())]
+        further = tuple(zero for zero in table["zero"] if zero not in CROSSED["zero"])
+        for cell in [
+            *plain,
+            *({**c, "zero": further, "recompute": table["recompute"]} for c in _halves(plain, further)),
+        ]:
+            yield _turned(mesh, table, cell, turns)
+
+
+def _halves(plain: list[dict[str, Any]], further: tuple[Any, ...]) -> list[dict[str, Any]]:
+    """The cells without ZeRO and recompute, once more with the further forms."""
+    return [c for c in plain if further and not c["zero"] and c["recompute"] == "none"]
+
+
+def _turned(
+    mesh: tuple[int, ...], table: dict[str, tuple[Any, ...]], cell: dict[str, Any], turns: Counter[str]
+) -> Configuration:
+    """The cell with a value for every switch: the next of its values that the others allow."""
+    while True:
+        values: dict[str, Any] = {}
+        for key, choices in table.items():
+            fixed = cell.get(key, choices)
+            values[key] = fixed[turns[key] % len(fixed)] if isinstance(fixed, tuple) else fixed
+            turns[key] += isinstance(fixed, tuple)
+        found = Configuration(*mesh, **values)
+        if possible(found):
+            return found
+        turns["family"] += 1
 
 
 def check(configuration: Configuration) -> list[str]:
@@ -75,7 +112,7 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(1)
     part, parts = map(int, options.part.split("/"))
-    chosen = iter(pairwise(150)) if options.quick else grid() if options.all else rotated()
+    chosen = iter(pairwise(150)) if options.quick else grid() if options.all else crossed()
     found = run(islice(chosen, part - 1, None, parts), QUICK_SECONDS if options.quick else None)
     if options.json:
         print(json.dumps(found))
