@@ -27,6 +27,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "diff": ("titan.compiler.commands.diff:diff", "What differs between two plans."),
     "run": ("titan.compiler.commands.run:run", "Train; starts local ranks or joins a torchrun or SLURM world."),
     "data": ("titan.compiler.commands.data:data", "Token files from text files."),
+    "export": ("titan.compiler.commands.exchange:export", "Write what other tools read: a pipeline's order."),
+    "import": ("titan.compiler.commands.exchange:import_", "Read what other tools write: a pipeline's order."),
     "fmt": ("titan.compiler.commands.fmt:fmt", "Format spec files."),
     "mfu": ("titan.compiler.commands.mfu:mfu", "FLOPs utilisation of a measured speed, by both rules."),
     "doctor": ("titan.compiler.commands.doctor:doctor", "Check that this machine has what Titan needs."),

@@ -10,7 +10,7 @@ from dataclasses import replace
 from math import gcd
 from typing import TYPE_CHECKING, Any
 
-from titan.compiler.schedules.registry import SCHEDULES
+from titan.compiler.schedules.registry import schedule_row
 from titan.compiler.spec.padding import padded
 from titan.compiler.strategy import Strategy
 
@@ -53,20 +53,22 @@ def shrink(spec: Spec, strategy: Strategy) -> tuple[Spec, Strategy]:
 
 def _micro_batches(strategy: Strategy, small: Strategy) -> int:
     """All of them where the order is written out, for so many ranks; else as few as the schedule takes that show it."""
-    if strategy.written_order is not None and small.pipeline == strategy.pipeline:
+    row = schedule_row(strategy.schedule)
+    if (strategy.written_order is not None or row.size) and small.pipeline == strategy.pipeline:
         return strategy.micro_batches
     few = min(strategy.micro_batches, 2 * small.pipeline)
-    row = SCHEDULES[strategy.schedule]
     return next((m for m in range(few, few + 4 * small.pipeline) if row.legal(small.pipeline, m)), few)
 
 
 def _degrees(strategy: Strategy) -> Strategy:
+    row = schedule_row(strategy.schedule)
     small = replace(strategy, micro_batch=min(strategy.micro_batch, 2), reasons=())
-    for axis, floor in (("data", 2), ("pipeline", 2), ("context", 2), ("tensor", 2), ("pipeline", 1), ("data", 1)):
+    axes = (("data", 2), ("pipeline", 2), ("context", 2), ("tensor", 2), ("pipeline", 1), ("data", 1))
+    for axis, floor in axes if row.size is None else [a for a in axes if a[0] != "pipeline"]:
         while small.world_size > WORLD and getattr(small, axis) > floor:
             change: dict[str, Any] = {axis: _smaller(getattr(small, axis), floor)}
             small = replace(small, **change)
-    if SCHEDULES[small.schedule].copies > 1 and small.pipeline % 2:
+    if row.copies > 1 and small.pipeline % 2:
         small = replace(small, pipeline=2)
     if small.shard and (small.data % small.shard or small.shard >= small.data):
         small = replace(small, shard=gcd(small.shard, max(small.data // 2, 1)))  # still copies of shards, where it can

@@ -10,7 +10,7 @@ from math import gcd
 
 from titan.compiler.plan.mesh import Mesh
 from titan.compiler.schedules.order import Order
-from titan.compiler.schedules.registry import SCHEDULES
+from titan.compiler.schedules.registry import schedule_row
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,14 +111,14 @@ class Strategy:
         """Chunks of one copy that a pipeline rank holds."""
         if self.stages:
             return len(self.stages) // self.pipeline
-        return self.wished_chunks or SCHEDULES[self.schedule].chunks
+        return self.wished_chunks or schedule_row(self.schedule).chunks
 
     @property
     def order(self) -> Order:
         """What every pipeline rank does."""
         if self.written_order is not None:
             return self.written_order
-        return SCHEDULES[self.schedule].order(self.pipeline, self.micro_batches, self.chunks)
+        return schedule_row(self.schedule).order(self.pipeline, self.micro_batches, self.chunks)
 
     @property
     def expert_parts(self) -> tuple[int, int, int]:

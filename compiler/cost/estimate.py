@@ -19,7 +19,7 @@ from titan.compiler.cost.network import transfer_seconds
 from titan.compiler.cost.shape import Shape
 from titan.compiler.plan.segment import TIERS
 from titan.compiler.schedules.order import Times
-from titan.compiler.schedules.registry import SCHEDULES
+from titan.compiler.schedules.registry import schedule_row
 from titan.compiler.schedules.timetable import Durations
 from titan.compiler.spec.padding import padded
 from titan.compiler.strategy import Strategy
@@ -47,7 +47,7 @@ class Held(NamedTuple):
 @lru_cache(maxsize=4096)
 def held_by_rank(schedule: str, ranks: int, chunks: int) -> tuple[Held, ...]:
     """What every rank holds under a schedule."""
-    row = SCHEDULES[schedule]
+    row = schedule_row(schedule)
     placement = row.place(ranks, chunks)
     number = len(placement) // row.copies
     found = []
@@ -92,7 +92,7 @@ class Estimator(LayerPrices):
             return self._adaptive(s, limit)
         one = layer.forward + layer.backward + layer.rebuilt(s.recompute)
         ends = head.forward + head.backward
-        copies, loads = SCHEDULES[s.schedule].copies, self._rank_layers(s)
+        copies, loads = schedule_row(s.schedule).copies, self._rank_layers(s)
         stage = ceil(max(loads)) if loads else self.bottleneck(s.pipeline, one, ends / copies)
         tensors = self._peak(s, stage, micro_batches, layer, head)
         communicators = round(self._communicators(s) * self.machine.figures["communicator_bytes"])
@@ -112,7 +112,7 @@ class Estimator(LayerPrices):
         no way of sharing experts gets below it either."""
         cut = self.cut(s)._replace(experts=()) if open_experts else self.cut(s)
         layer, head, loads = self.layer(cut), self.head(cut), self._rank_layers(s)
-        ends = (head.forward + head.backward) / SCHEDULES[s.schedule].copies
+        ends = (head.forward + head.backward) / schedule_row(s.schedule).copies
         one = layer.forward + layer.backward + layer.rebuilt(recompute)
         stage = ceil(max(loads)) if loads else self.bottleneck(s.pipeline, one, ends)
         return self._pipeline_part(s, stage, loads, layer, recompute)
@@ -131,7 +131,7 @@ class Estimator(LayerPrices):
 
     def _rank_layers(self, s: Strategy) -> list[float]:
         """Layers that each rank works on per micro-batch; nothing while the stages are unknown."""
-        copies = SCHEDULES[s.schedule].copies
+        copies = schedule_row(s.schedule).copies
         return [sum(s.stages[c] for c in rank.stages) / copies for rank in self._held(s)] if s.stages else []
 
     def _pipeline_part(self, s: Strategy, stage: int, loads: list[float], layer: LayerCost, recompute: str) -> float:
@@ -141,7 +141,7 @@ class Estimator(LayerPrices):
         ends = head.forward + head.backward
         at_end = [r for r, rank in enumerate(self._held(s)) if rank.lasts][-1]
         last = loads[at_end] if loads else 1
-        slowest = max(stage * one, last * one + ends / SCHEDULES[s.schedule].copies)
+        slowest = max(stage * one, last * one + ends / schedule_row(s.schedule).copies)
         slowest = slowest if s.pipeline > 1 else stage * one + ends
         forward = (self.shape.layers * layer.forward + head.forward) / s.pipeline
         weight = (self.shape.layers * layer.backward + head.backward) / s.pipeline / 2
@@ -157,7 +157,7 @@ class Estimator(LayerPrices):
         one = [[n * phase for n in s.stages] for phase in phases]
         for times, end in zip(one, last, strict=True):
             times[-1] += end
-        copies = SCHEDULES[s.schedule].copies
+        copies = schedule_row(s.schedule).copies
         crosses = s.pipeline * s.data * s.context * s.tensor > self.machine.devices_per_node
         transfer = transfer_seconds(self.machine, crosses, layer.entry)
         forward, inputs, weights = (tuple(times) * copies for times in one)
@@ -196,7 +196,7 @@ class Estimator(LayerPrices):
         mean = times.forward + times.backward
         whole = s.pipeline * mean
         if s.schedule not in ("one_f_one_b", "gpipe"):
-            bubble = SCHEDULES[s.schedule].bubble(s.pipeline, times, s.chunks)
+            bubble = schedule_row(s.schedule).bubble(s.pipeline, times, s.chunks)
             return micro_batches * slowest + bubble + s.chunks * links
         cycle = max(mean + links / s.pipeline, mean + (far if slow else near)) if micro_batches >= s.pipeline else 0.0
         return whole + links + (micro_batches - 1) * max(slowest, cycle)
@@ -204,7 +204,7 @@ class Estimator(LayerPrices):
     def _peak(self, s: Strategy, stage: int, micro_batches: int, layer: LayerCost, head: LayerCost) -> int:
         """Bytes of tensors on the fullest rank: of all ranks when the stages are known, else of the first two and the
         last with stages of equal size."""
-        last, row = s.pipeline - 1, SCHEDULES[s.schedule]
+        last, row = s.pipeline - 1, schedule_row(s.schedule)
         ranks = range(s.pipeline) if s.stages else sorted({0, min(1, last), last})
         peak = 0.0
         for rank in ranks:
@@ -228,7 +228,7 @@ class Estimator(LayerPrices):
         fixed += self._communicators(s) * self.machine.figures["communicator_bytes"]
         fixed += self._whole(s, self.shape.layers / s.pipeline, 1) if s.zero > 1 else 0.0
         room = max((limit - fixed) / (1 + self.machine.figures["allocator_slack"]) - layer.kept, 0.0)
-        found, row = [], SCHEDULES[s.schedule]
+        found, row = [], schedule_row(s.schedule)
         for rank in range(s.pipeline):
             live = row.frames(s.pipeline, micro_batches, rank, s.chunks) / row.copies
             kept = layer.stored("full" if s.recompute == "adaptive" else s.recompute)
@@ -272,7 +272,7 @@ class Estimator(LayerPrices):
     def _shards(self, s: Strategy) -> int:
         """Ranks that share shards."""
         data = s.shard if 1 <= s.shard < s.data else s.data
-        copies = SCHEDULES[s.schedule].copies if s.zero == 1 else 1
+        copies = schedule_row(s.schedule).copies if s.zero == 1 else 1
         return data * s.context * copies if s.zero else 1
 
     def _whole(self, s: Strategy, layers: float, ends: int) -> float:

@@ -11,7 +11,7 @@ from functools import cache
 from titan.compiler.passes.transfers import transfers
 from titan.compiler.plan.program import BlockCall
 from titan.compiler.schedules.order import Order
-from titan.compiler.schedules.registry import SCHEDULES
+from titan.compiler.schedules.registry import schedule_row
 from titan.compiler.strategy import Strategy
 
 SIZES = (2, 3, 4, 6, 8, 12, 16, 24, 32)  # at least two: one slot would tie neighbours together at every jitter
@@ -21,14 +21,14 @@ SAMPLE = 8  # ranks at which the pattern of every schedule repeats; the proof of
 def sends_outstanding(strategy: Strategy) -> int:
     """The smallest window with which a steady run of the order takes no longer than with an unbounded one."""
     uneven = strategy.chunks > 1 and strategy.micro_batches % strategy.pipeline  # groups of unlike sizes: no pattern
-    if strategy.written_order is not None or uneven:
+    if strategy.written_order is not None or schedule_row(strategy.schedule).size or uneven:
         return _smallest(strategy.order, strategy.micro_batches)
     return _of_schedule(strategy.schedule, min(strategy.pipeline, SAMPLE), strategy.chunks)
 
 
 @cache
 def _of_schedule(schedule: str, ranks: int, chunks: int) -> int:
-    return _smallest(SCHEDULES[schedule].order(ranks, 4 * ranks, chunks), 4 * ranks)
+    return _smallest(schedule_row(schedule).order(ranks, 4 * ranks, chunks), 4 * ranks)
 
 
 def _smallest(order: Order, most: int) -> int:

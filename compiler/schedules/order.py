@@ -93,6 +93,7 @@ class Schedule:
 
     `legal(ranks, micro_batches)` is true where the schedule is defined; `rule` says so in words. A rank holds `chunks`
     chunks, or as many as wished up to `most_chunks`; `copies` of the model; `splits` backward into I and W.
+    One that is written out has the `size` (ranks, micro-batches) of its table.
     `bubble` is the idle time of a step beyond the work of one rank, with equal ranks and enough micro-batches; `frames`
     are the activations of a rank at their peak, in micro-batches of its whole share; `place` says where chunks lie.
     """
@@ -108,6 +109,7 @@ class Schedule:
     most_chunks: int = 0
     copies: int = 1
     splits: bool = False
+    size: tuple[int, int] | None = None
 
     def takes(self, chunks: int) -> bool:
         """Whether a rank may hold this many chunks."""

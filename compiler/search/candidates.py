@@ -10,7 +10,7 @@ from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from titan.compiler.cost.estimate import Estimate, Estimator
-from titan.compiler.schedules.registry import SCHEDULES
+from titan.compiler.schedules.registry import schedule_row
 from titan.compiler.search.loss import SHARE
 from titan.compiler.search.space import EXPERT_RULES, Family, Space, allowed, shardings
 from titan.compiler.search.stages import balance_ranks
@@ -284,7 +284,7 @@ def with_stages(candidate: Candidate, estimator: Estimator, limit: int) -> Strat
 
 def places_of(s: Strategy) -> tuple[int, ...]:
     """Where the chunks of one copy lie: ranks, or with two copies the lower of the two ranks that hold the stage."""
-    row = SCHEDULES[s.schedule]
+    row = schedule_row(s.schedule)
     held = row.place(s.pipeline, s.chunks)
     number = len(held) // row.copies
     return tuple(min(held[c + copy * number] for copy in range(row.copies)) for c in range(number))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from titan.compiler.cost.estimate import Estimator
 from titan.compiler.schedules.listing import Costs
 from titan.compiler.schedules.order import Order
-from titan.compiler.schedules.registry import SCHEDULES
+from titan.compiler.schedules.registry import schedule_row
 from titan.compiler.schedules.solved import solve
 from titan.compiler.schedules.timetable import period, timetable
 from titan.compiler.search.candidates import Candidate, saved, with_stages
@@ -35,7 +35,7 @@ def with_schedules(spec: Spec, estimator: Estimator, ranked: list[Candidate], li
     for candidate in ranked[:BEST]:
         s = candidate.strategy
         for name, chunks in schedules(spec, s.pipeline, s.micro_batches) if s.pipeline > 1 else ():
-            elements = 3 * s.pipeline * s.micro_batches * chunks * SCHEDULES[name].copies
+            elements = 3 * s.pipeline * s.micro_batches * chunks * schedule_row(name).copies
             first = candidate is ranked[0] or _pinned(spec, name)
             if elements > ELEMENTS or (name == "solved" and (elements > SOLVED or not first)):
                 continue
@@ -58,7 +58,7 @@ def timed(
     that is faster."""
     changed = replace(candidate.strategy, schedule=name, wished_chunks=chunks, stages=spec.parallel.stages.value or ())
     changed = replace(changed, recompute=_first_tier(spec, candidate.strategy))
-    if SCHEDULES[name].copies > 1 and changed.zero == 0 and spec.parallel.zero.allows(1):
+    if schedule_row(name).copies > 1 and changed.zero == 0 and spec.parallel.zero.allows(1):
         changed = replace(changed, zero=1)  # mirrored stages share their state, even on one data rank
     found = saved(spec, estimator, Candidate(changed, estimator.estimate(changed)), limit)
     if found.estimate.memory > limit:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from titan.compiler.schedules.registry import SCHEDULES
+from titan.compiler.schedules.registry import SCHEDULES, schedule_row
 from titan.compiler.search.loss import loss_rows
 from titan.compiler.spec.divisors import divisors
 from titan.compiler.spec.legality import is_legal, legal, rules_reading
@@ -102,6 +102,8 @@ def allowed(spec: Spec, key: str, idle: bool = False) -> tuple[Any, ...]:
     plainest that is allowed."""
     wish = getattr(spec.parallel, key)
     values = tuple(v for v in PREFERRED[key] if wish.allows(v))
+    if key == "schedule" and wish.fixed:
+        values = wish.values  # one read from a file is in no list
     if key == "offload" and not spec.cluster.host_bytes:
         values = values[:1]  # where that is not `none`, legality says what is missing
     if key == "recompute" and wish.relation == "auto":
@@ -132,14 +134,14 @@ def meshes(spec: Spec) -> list[tuple[int, int, int, int]]:
 def _placeable(spec: Spec, pipeline: int, stages: int) -> bool:
     """Whether listed stages can lie on so many ranks, with the schedule and the chunks that are wished."""
     chunks, rest = divmod(stages, pipeline)
-    return not rest and any(SCHEDULES[name].takes(chunks) for name in chunked(spec, chunks))
+    return not rest and any(schedule_row(name).takes(chunks) for name in chunked(spec, chunks))
 
 
 def chunked(spec: Spec, chunks: int) -> list[str]:
     """Allowed schedules with so many chunks per rank."""
     if not spec.parallel.chunks.allows(chunks):
         return []
-    return [name for name in allowed(spec, "schedule") if SCHEDULES[name].takes(chunks)]
+    return [name for name in allowed(spec, "schedule") if schedule_row(name).takes(chunks)]
 
 
 def enumerate_space(spec: Spec) -> Space:
@@ -198,17 +200,21 @@ def schedules(spec: Spec, pipeline: int, micro_batches: int) -> tuple[tuple[str,
     stages, layers = spec.parallel.stages.value or (), spec.model.layer_count
     found = []
     for name in allowed(spec, "schedule", idle=pipeline == 1):
-        row = SCHEDULES[name]
+        row = schedule_row(name)
         for chunks in {len(stages) // pipeline} if stages else _chunk_numbers(spec, name):
             enough = bool(stages) or pipeline * chunks <= layers
-            if row.takes(chunks) and enough and (pipeline == 1 or row.legal(pipeline, micro_batches)):
+            if (
+                row.takes(chunks)
+                and enough
+                and (row.legal(pipeline, micro_batches) or (pipeline == 1 and not row.size))
+            ):
                 found.append((name, chunks))
     return tuple(found)
 
 
 def _chunk_numbers(spec: Spec, name: str) -> tuple[int, ...]:
     """As many chunks as the schedule usually has; where it leaves the number open, those that are wished."""
-    row, wish = SCHEDULES[name], spec.parallel.chunks
+    row, wish = schedule_row(name), spec.parallel.chunks
     if row.most_chunks and wish.fixed:
         return (int(wish.value),)
     numbers = (row.chunks, 2 * row.chunks) if row.most_chunks else (row.chunks,)
@@ -351,4 +357,4 @@ def _copies(spec: Spec, pipeline: int) -> bool:
     """Whether some ranks of one data rank hold copies of the same weights, over which state can be sharded."""
     if pipeline == 1:
         return False
-    return spec.model.tied or all(SCHEDULES[name].copies > 1 for name in allowed(spec, "schedule"))
+    return spec.model.tied or all(schedule_row(name).copies > 1 for name in allowed(spec, "schedule"))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
 
-from titan.compiler.schedules.registry import SCHEDULES, legal_counts
+from titan.compiler.schedules.registry import SCHEDULES, legal_counts, schedule_row
 from titan.compiler.spec.breach import Breach, Choices
 from titan.compiler.spec.context_rules import (
     head_exchange,
@@ -183,7 +183,7 @@ def _chunk_layers(spec: Spec, s: Choices) -> Breach | None:
 
 
 def _chunks(spec: Spec, s: Choices) -> Breach | None:
-    row = SCHEDULES[s.schedule]
+    row = schedule_row(s.schedule)
     if row.takes(s.chunks) or (s.pipeline == 1 and s.chunks == 1):
         return None
     number = f"{row.chunks} to {row.most_chunks}" if row.most_chunks else str(row.chunks)
@@ -194,15 +194,16 @@ def _chunks(spec: Spec, s: Choices) -> Breach | None:
 
 
 def _counts(spec: Spec, s: Choices) -> Breach | None:
-    row, batch, unit = SCHEDULES[s.schedule], spec.train.global_batch, s.data * s.micro_batch
+    row, batch, unit = schedule_row(s.schedule), spec.train.global_batch, s.data * s.micro_batch
     number = batch // unit
-    if s.pipeline == 1 or batch % unit or row.legal(s.pipeline, number):
+    if (s.pipeline == 1 and not row.size) or batch % unit or row.legal(s.pipeline, number):
         return None
     message = f"{s.schedule} needs {row.rule}; here pipeline = {s.pipeline} and there are {number} micro-batches"
     counts = legal_counts(row, s.pipeline, number)
     near = [f"global_batch = {m * unit} ({m} micro-batches)" for m in counts]
     if not counts:
-        near = [f"pipeline = {p}" for p in (s.pipeline - 1, s.pipeline + 1) if row.legal(p, 4 * p)]
+        tried = [(p, 4 * p) for p in (s.pipeline - 1, s.pipeline + 1)] if row.size is None else [row.size]
+        near = [f"pipeline = {p}" for p, m in tried if row.legal(p, m)]
     others = [name for name, r in SCHEDULES.items() if r.chunks == row.chunks and r.legal(s.pipeline, number)]
     near += [f"schedule = {name}" for name in dict.fromkeys((*others[:2], "one_f_one_b"))]
     equation = f"micro-batches = global_batch {batch} / (data {s.data} x micro_batch {s.micro_batch})"
@@ -285,7 +286,7 @@ def _separator(spec: Spec, s: Choices) -> Breach | None:
 def _available(spec: Spec, s: Choices) -> Breach | None:
     for key in ("region", "zero", "schedule", "recompute", "offload", "context_form"):
         value, now = getattr(s, key), CHOICES[key].now
-        if value not in now:
+        if value not in now and not (key == "schedule" and schedule_row(value).size):
             reason = CHOICES[key].reason(value) or "unknown"
             return Breach(f"{key} = {value} is not available in this version: {reason}", key, tuple(map(str, now)))
     return None

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from titan.compiler.schedules.registry import SCHEDULES
+from titan.compiler.spec.order_file import read_schedule
 from titan.compiler.spec.report import Refusal, Report, similar
 from titan.compiler.spec.synonyms import right_key
-from titan.compiler.spec.values import Broken, Field, Items, Origins, Record, Scalar, Value, Word, describe
+from titan.compiler.spec.values import Broken, Field, Items, Origins, Record, Scalar, Text, Value, Word, describe
 from titan.compiler.spec.wishes import Parallel, Wish
 from titan.grammar.diagnostics import Note, Span
 
@@ -130,7 +131,7 @@ def _listed(key: str, choice: Choice, value: Value, report: Report) -> Wish:
     dropped: list[tuple[Any, Value]] = []
     for item in value.items:
         read = _read(key, choice, item)
-        if choice.now and read not in choice.now:
+        if choice.now and read not in choice.now and not isinstance(item, Text):
             dropped.append((read, item))
         elif read not in kept:
             kept.append(read)
@@ -142,7 +143,7 @@ def _listed(key: str, choice: Choice, value: Value, report: Report) -> Wish:
 
 
 def _check_available(key: str, choice: Choice, relation: str, read: Any, value: Value, report: Report) -> None:
-    if not choice.now:
+    if not choice.now or isinstance(value, Text):
         return
     if relation == "=" and read not in choice.now:
         raise _unavailable(key, choice, read, value.span)
@@ -167,6 +168,8 @@ def _read(key: str, choice: Choice, value: Value) -> Any:
         if isinstance(value, Word) and value.name in ("true", "false"):
             return value.name == "true"
         raise Refusal("T214", f"`{key}` must be true, false or auto, not {describe(value)}", value.span)
+    if key == "schedule" and isinstance(value, Text):
+        return read_schedule(value)
     if not isinstance(value, Word):
         raise Refusal("T214", f"`{key}` must be a name, not {describe(value)}", value.span, choice.now)
     if value.name not in choice.now and not choice.reason(value.name):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from titan.compiler.schedules.registry import SCHEDULES
+from titan.compiler.schedules.registry import schedule_row
 from titan.compiler.spec.breach import Breach
 from titan.compiler.spec.degrees import AXES
 from titan.compiler.spec.devices import parts
@@ -61,7 +61,10 @@ def pinned(spec: Spec) -> dict[str, Any]:
 
 def _follow_stages(spec: Spec, pins: dict[str, Any]) -> None:
     """Listed stages, the schedule and the pipeline degree say how many chunks a rank holds, or the degree."""
-    row, listed = SCHEDULES.get(pins.get("schedule", "")), len(pins.get("stages", ()))
+    listed = len(pins.get("stages", ()))
+    row = schedule_row(pins["schedule"]) if "schedule" in pins else None
+    if row is not None and row.size is not None and spec.parallel.pipeline.allows(row.size[0]):
+        pins.setdefault("pipeline", row.size[0])
     if "chunks" not in pins and row is not None and not (row.most_chunks and listed):
         pins["chunks"] = row.chunks
     if not listed:
@@ -133,7 +136,7 @@ def _first_breach(spec: Spec, axis: str, degree: int) -> tuple[Rule, Breach] | N
 
 def _copied(spec: Spec, pins: dict[str, Any]) -> bool:
     """Whether stages hold copies of the same weights, over which optimizer state is sharded on one data rank too."""
-    copies = SCHEDULES[pins["schedule"]].copies if pins.get("schedule") in SCHEDULES else 1
+    copies = schedule_row(pins["schedule"]).copies if "schedule" in pins else 1
     return bool(pins.get("pipeline", 1) > 1 and (copies > 1 or spec.model.tied))
 
 
