@@ -73,7 +73,7 @@ def test_what_a_table_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
             "pipeline = 2 and 2 micro-batches",
         ),
         ('schedule = "t.csv"', "0F0,2F0,2B0,0B0\n1F0,1B0\n", "T410", "every rank must hold as many"),
-        ('micro_batch = 1, pipeline = 1, schedule = "t.csv"', "0F0,0B0\n1F0,1B0\n", "T253", "pipeline = 2"),
+        ('micro_batch = 1, pipeline = 1, data = 2, schedule = "t.csv"', "0F0,0B0\n1F0,1B0\n", "T253", "pipeline = 2"),
     ],
 )
 def test_tables_that_do_not_fit_are_refused(
