@@ -101,6 +101,8 @@ def _impossible(spec: Spec, found: Prediction) -> list[str]:
 def one_line(s: Strategy) -> str:
     """Degrees and the choices that matter, in the words of the `parallel` section."""
     parts = [f"{axis} {getattr(s, axis)}" for axis in DEGREES if getattr(s, axis) > 1] or ["one rank"]
+    if s.expert > 1:
+        parts.append(f"expert {s.expert}" + (f", expert width over {s.expert_tensor}" if s.expert_tensor > 1 else ""))
     parts.append(f"micro-batch {s.micro_batch} x {s.micro_batches}")
     if s.pipeline > 1:
         parts.append(s.schedule)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 MESH = ("pipeline", "data", "context", "tensor")
 CHOICES = (
     *MESH,
+    "expert",
+    "expert_tensor",
     "sequence_parallel",
     "context_form",
     "context_heads",
@@ -37,6 +39,7 @@ CHOICES = (
     "micro_batch",
     "stages",
 )
+OF_EXPERTS = ("expert", "expert_tensor")
 LEAST_ZERO = {"shard": 1, "gather": 3, "reduce": 3, "prefetch": 3}  # ZeRO stages from which a choice has a meaning
 PADDING = "train.padding"  # the setting of the plan
 Reason = tuple[str, str, str]
@@ -47,7 +50,11 @@ def reasons(
 ) -> tuple[Reason, ...]:
     """(field, origin, sentence) for every choice; origin is user, default or search. Times are closed forms.
     `everything` holds all candidates, best first, those that fit before the others."""
-    found = tuple(_reason(spec, estimator, chosen, everything, limit, key) for key in CHOICES)
+    found = tuple(
+        _reason(spec, estimator, chosen, everything, limit, key)
+        for key in CHOICES
+        if spec.model.experts or key not in OF_EXPERTS
+    )
     filled = padding_in_words(spec.train.sequence, chosen.strategy)
     return (*found, (PADDING, "default", filled)) if filled else found
 
@@ -93,6 +100,8 @@ def _ring_steps(shape: Shape, s: Strategy, other: str) -> str:
 
 def _idle(s: Strategy, key: str) -> str:
     """Why a choice changes nothing; empty when it does."""
+    if key == "expert_tensor" and s.tensor == 1:
+        return "tensor = 1"
     if key == "sequence_parallel" and s.tensor == 1:
         return "nothing to shard: tensor = 1"
     if key == "context_form" and s.context == 1:
