@@ -78,4 +78,28 @@ ROWS: tuple[Code, ...] = (
         "context = 4                 # sequence = 8190",
         "Nothing is wrong: training is the same. A multiple of the number shown saves the work on masked places.",
     ),
+    Code(
+        "T320",
+        "tensor ranks cross nodes",
+        "Tensor ranks exchange activations in every layer, so they belong behind the fastest links.",
+        "A tensor degree above the devices of a node.",
+        "tensor = 16 on nodes of 8 devices",
+        "Take a tensor degree of one node, and pipeline, context or ZeRO for the rest.",
+    ),
+    Code(
+        "T321",
+        "dims that waste the device",
+        "Matrix products in 16 bits and less run at full rate where their dims are multiples of 8, better 64.",
+        "A head width or a tensor rank's share of the feed-forward width that is no such multiple.",
+        "hidden = 13824, heads = 128: head_dim = 108",
+        "Take other heads or another width for a new model; of a given one it is only good to know.",
+    ),
+    Code(
+        "T322",
+        "communication holds the step up",
+        "Compute should not wait for links: a fifth of the step in waiting says that the layout asks too much of them.",
+        "Slow links inside a node (PCIe instead of NVLink), between nodes, or a layout with much traffic.",
+        "data = 8 on devices that are joined by PCIe",
+        "Let the search choose the layout, take larger micro-batches or fewer ranks for the collective that is named.",
+    ),
 )

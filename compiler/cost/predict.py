@@ -29,6 +29,7 @@ class Job:
 class Prediction:
     """All predicted figures of one plan; `hfu` is None where the peak is not known."""
 
+    plan: Plan
     timeline: Timeline
     ledger: MemoryLedger
     used: Utilisation
@@ -69,6 +70,7 @@ def predict(plan: Plan, timeline: Timeline | None = None, ledger: MemoryLedger |
     world, peak, price = plan.mesh.world_size, machine.peak(dtype), machine.price_per_device_hour
     flops = model_flops(plan.setting("model"), int(plan.setting("train.sequence")))
     return Prediction(
+        plan,
         timeline,
         ledger,
         utilisation(flops, tokens / timeline.seconds / world, peak),

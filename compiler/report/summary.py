@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from titan.compiler.cost.mfu import HARDWARE_RULE, MODEL_RULE, SIMPLE_RULE, UNKNOWN_PEAK, impossible
 from titan.compiler.cost.predict import Prediction, predict
+from titan.compiler.report.traffic import waiting
+from titan.compiler.spec.advice import crossing
 from titan.compiler.spec.padding import padding_in_words
 
 if TYPE_CHECKING:
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from titan.compiler.strategy import Strategy
     from titan.compiler.verify.findings import Proof
 
+WAITING = 0.2  # share of a step in which compute waits for communication
 MARGIN = 0.08  # share of a device below which what is left over is no reserve
 ROWS = 12  # of the stage table; what is between the first and the last is left out
 DEGREES = ("region", "pipeline", "data", "context", "tensor")
@@ -87,6 +90,11 @@ def warnings(spec: Spec, strategy: Strategy, found: Prediction) -> list[str]:
         )
     if found.used.peak is None:
         listed.append(f"T305: {UNKNOWN_PEAK}; times are rough until then")
+    slow = crossing(spec, strategy.tensor)
+    if slow is not None and not any(w.code == slow.code for w in spec.warnings):
+        listed.append(f"{slow.code}: {slow.message}: no layout within a node was found better")
+    if found.timeline.exposed_comm_fraction > WAITING:
+        listed.append(f"T322: {waiting(found)}")
     return listed + _impossible(spec, found)
 
 

@@ -71,7 +71,7 @@ def _reason(
     if idle:
         return key, "default", idle
     if key == "loss_rows":
-        kept = "logits are small enough to keep until backward"
+        kept = "logits fit and are kept until backward"
         return key, "search", "logits would be large: formed in pieces, twice" if chosen.strategy.loss_rows else kept
     if key == "stages":
         return key, "search", _stages_sentence(chosen.strategy)

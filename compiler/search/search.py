@@ -15,11 +15,13 @@ from titan.compiler.cost.memory import MemoryLedger, memory_ledger
 from titan.compiler.cost.shape import read_shape
 from titan.compiler.cost.simulate import Timeline, simulate
 from titan.compiler.search.candidates import NEAR, Candidate, affordable, price, with_stages
+from titan.compiler.search.logits import with_kept_logits
 from titan.compiler.search.orders import finished, with_schedules
 from titan.compiler.search.reasons import reasons
 from titan.compiler.search.refuse import nothing_fits, nothing_legal
-from titan.compiler.search.space import Space, allowed, enumerate_space
+from titan.compiler.search.space import Space, allowed, enumerate_space, shardings
 from titan.compiler.search.tiers import Counts, sentence, with_tiers
+from titan.compiler.spec.legality import is_legal
 from titan.compiler.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -29,6 +31,10 @@ if TYPE_CHECKING:
 FINALISTS = 4  # plans that are compiled and simulated
 WORK = 4_000  # block calls that they may have together, beyond the first two; a larger plan stands alone
 LARGE = 12_000  # block calls above which a plan must be faster by MARGIN
+SHARDING = ("zero", "shard", "gather", "reduce", "prefetch")
+FEW, LAYERS = 64, 48  # block calls and layers up to which a plan is so small that its shardings are all simulated
+ALIKE = 1.003  # ratio of times that the closed forms of shardings cannot tell apart
+SIMULATED = "of the ways to shard that the closed forms cannot tell apart the fastest by simulation"
 MENDED = 4  # plans that hold more than the closed forms say, and get a tier of recompute for each layer instead
 MARGIN = 0.03  # about the error of the closed forms
 TRIES = 24  # compiled plans that turn out not to fit before the search gives up
@@ -114,6 +120,7 @@ def search(spec: Spec, risk: bool = True) -> SearchResult:
         fitting, others = priced.fitting, priced.others
         near = sorted((c for c in others if c.estimate.memory <= NEAR * closed), key=lambda c: c.key)
         ranked, lost = affordable(fitting, LARGE, MARGIN)
+        ranked = with_kept_logits(spec, estimator, ranked, closed)
         ranked = with_schedules(spec, estimator, ranked, closed)
         ranked += near
         finalists = _compile(spec, estimator, ranked, (*ranked, *fitting, *others), closed, verdicts)
@@ -123,6 +130,7 @@ def search(spec: Spec, risk: bool = True) -> SearchResult:
         closest = min((*fitting, *others), key=lambda c: (c.estimate.memory, c.key))
         raise nothing_fits(spec, with_stages(closest, estimator, limit), space.size)
     best = min(finalists, key=lambda f: f.timeline.step)  # of equal ones the first: `ranked` is in a fixed order
+    best = _sharded_best(spec, estimator, best, closed)
     best = _layer_by_layer(spec, best, estimator.machine, limit)
     return SearchResult(
         best.strategy,
@@ -180,6 +188,29 @@ def _compile(
             timeline = simulate(plan, estimator.machine)
             found.append(Finalist(replace(chosen.strategy, reasons=why), plan, timeline, ledger))
     return found
+
+
+def _sharded_best(spec: Spec, estimator: Estimator, best: Finalist, closed: int) -> Finalist:
+    """A small plan with every way to shard that the closed forms cannot tell from its own, simulated."""
+    s = best.strategy
+    calls = 2 * s.pipeline * s.micro_batches * s.chunks
+    if s.data * s.context == 1 or calls > FEW or s.tiers or sum(s.stages) > LAYERS or s.offload != "none":
+        return best
+    mine, limit = estimator.estimate(s).seconds, memory_limit(spec)
+    for option in shardings(spec, s):
+        other = replace(s, **option)
+        estimate = estimator.estimate(other)
+        if other == s or estimate.memory > closed or estimate.seconds > ALIKE * mine or not is_legal(spec, other):
+            continue
+        plan = lower_again(spec, other)
+        ledger, timeline = memory_ledger(plan, estimator.machine, limit), simulate(plan, estimator.machine)
+        if timeline.step < best.timeline.step and ledger.verdict == best.ledger.verdict:
+            best = Finalist(other, plan, timeline, ledger)
+    if best.strategy == s:
+        return best
+    why = tuple((k, o, SIMULATED if k in SHARDING and o == "search" else text) for k, o, text in s.reasons)
+    strategy = replace(best.strategy, reasons=why)
+    return replace(best, strategy=strategy, plan=lower_again(spec, strategy))
 
 
 def _layer_by_layer(spec: Spec, best: Finalist, machine: Machine, limit: int) -> Finalist:

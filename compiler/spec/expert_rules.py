@@ -2,26 +2,56 @@
 
 from __future__ import annotations
 
+from math import gcd
+
 from titan.compiler.spec.breach import Breach, Choices
 from titan.compiler.spec.divisors import around, divisors
 from titan.compiler.spec.schema import Spec
 from titan.compiler.strategy import expert_parts
 
 
-def experts(spec: Spec, s: Choices) -> Breach | None:
+def whole_experts(spec: Spec, s: Choices) -> Breach | None:
     experts = spec.model.experts
     if s.expert == 1:
         return None
     if not experts:
         return Breach(f"expert = {s.expert} shares out experts, and the model has none", "expert", ("expert = 1",))
-    facts = ((f"experts = {experts}", "model.layers"),)
     if experts % s.expert:
         near = tuple(f"expert = {e}" for e in around(divisors(experts), s.expert))
-        return Breach(f"expert = {s.expert} does not divide {experts} experts", "expert", near, facts)
+        message = f"expert = {s.expert} does not divide {experts} experts"
+        return Breach(message, "expert", near, ((f"experts = {experts}", "model.layers"),))
+    return None
+
+
+def among_ranks(spec: Spec, s: Choices) -> Breach | None:
+    """Experts never multiply the ranks of the mesh: they are shared by ranks that are there."""
+    room = s.data * s.context * s.tensor
+    if s.expert == 1 or room % s.expert == 0:
+        return None
+    near = tuple(f"expert = {e}" for e in around(divisors(gcd(room, spec.model.experts or room)), s.expert))
+    degrees = f"data {s.data} x context {s.context} x tensor {s.tensor} = {room}"
+    message = f"expert = {s.expert} does not divide {degrees}: ranks that share experts (ep) are taken from these"
+    return Breach(message, "expert", near)
+
+
+def shared_by_tensor(spec: Spec, s: Choices) -> Breach | None:
+    if s.expert == 1:
+        return None
+    facts = ((f"experts = {spec.model.experts}", "model.layers"),)
     if s.expert_tensor == 1 and s.tensor > 1 and (s.expert % s.tensor or not s.sequence_parallel):
         message = f"with expert_tensor = 1 the {s.tensor} tensor ranks share experts, so expert = {s.expert} must be a"
         message += " multiple of tensor, and sequence_parallel true"
         return Breach(message, "expert", (f"expert = {s.tensor}", f"expert_tensor = {s.tensor}"), facts)
+    return None
+
+
+def experts(spec: Spec, s: Choices) -> Breach | None:
+    if s.expert == 1:
+        return None
+    breach = whole_experts(spec, s) or among_ranks(spec, s) or shared_by_tensor(spec, s)
+    if breach is not None:
+        return breach
+    facts = ((f"experts = {spec.model.experts}", "model.layers"),)
     width, among = (
         (s.shard if s.zero and 1 <= s.shard < s.data else s.data),
         expert_parts(s.expert, s.expert_tensor, s.context, s.tensor)[0],

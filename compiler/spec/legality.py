@@ -16,7 +16,7 @@ from titan.compiler.spec.context_rules import (
 )
 from titan.compiler.spec.degrees import AXES, shared_width, tensor_degrees
 from titan.compiler.spec.divisors import around, divisors, even_stages, factorisation, multiples
-from titan.compiler.spec.expert_rules import expert_tensor, experts
+from titan.compiler.spec.expert_rules import among_ranks, expert_tensor, experts, shared_by_tensor, whole_experts
 from titan.compiler.spec.parallel import CHOICES
 from titan.compiler.spec.schema import Spec
 from titan.grammar.diagnostics import Diagnostic, Note
@@ -319,6 +319,21 @@ RULES: tuple[Rule, ...] = (
         "ranks share out whole experts",
         ("expert", "expert_tensor", "tensor", "data", "context", "sequence_parallel", "zero", "shard"),
         experts,
+    ),
+    Rule("T257", "expert divides the experts", ("expert",), whole_experts, partial=True),
+    Rule(
+        "T257",
+        "ranks that share experts are taken from data x context x tensor",
+        ("expert", "data", "context", "tensor"),
+        among_ranks,
+        partial=True,
+    ),
+    Rule(
+        "T257",
+        "tensor ranks share experts where the sequence is sharded",
+        ("expert", "expert_tensor", "tensor", "sequence_parallel"),
+        shared_by_tensor,
+        partial=True,
     ),
     Rule("T257", "tensor ranks share experts, or the width of each", ("expert_tensor", "tensor"), expert_tensor),
     Rule("T246", "data x micro_batch divides the global batch", ("data", "micro_batch"), _batch),

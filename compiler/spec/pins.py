@@ -6,6 +6,7 @@ from math import prod
 from typing import Any
 
 from titan.compiler.schedules.registry import schedule_row
+from titan.compiler.spec.advice import advice
 from titan.compiler.spec.breach import Breach
 from titan.compiler.spec.degrees import AXES
 from titan.compiler.spec.devices import parts
@@ -41,7 +42,7 @@ def check_pins(spec: Spec) -> tuple[Diagnostic, ...]:
 def _check_pins(spec: Spec) -> tuple[Diagnostic, ...]:
     pins = pinned(spec)
     found = _broken_rules(spec, pins) + _shared_world(spec, pins) + _impossible_wishes(spec, pins)
-    return tuple(in_order((*found, *_idle_choices(spec, pins))))
+    return tuple(in_order((*found, *_idle_choices(spec, pins), *advice(spec, pins))))
 
 
 def pinned(spec: Spec) -> dict[str, Any]:
