@@ -48,6 +48,7 @@ CLUSTERS = {
 }
 SCHEDULE_NAMES = {"ZB-1p": "zero_bubble_h1", "ZB-2p": "zero_bubble_h2", "ZB-V": "zero_bubble_v", "GPipe": "gpipe"}
 VOCABULARY = 50257  # of GPT-2, where a source does not say
+LATENT = re.compile(r"deepseek-?v[23]|kimi")  # names of models whose attention is latent
 
 
 class Refused(Exception):
@@ -116,7 +117,7 @@ def model(row: Row) -> Model:
 
 def _attention(row: Row, hidden: int, heads: int, gated: bool) -> Attention | Mla:
     name = row.text("model_name")
-    if re.match(r"deepseek-?v[23]|kimi", name):
+    if LATENT.match(name):
         query_rank = None if "lite" in name else 1536
         return Mla(heads=heads, query_rank=query_rank, kv_rank=512, head_dim=128, rope_dim=64, value_dim=128)
     width = {"qwen3": 128, "gpt-o": 64}.get(name[:5], hidden // heads)
@@ -163,7 +164,7 @@ def strategy(row: Row) -> Strategy:
         sequence_parallel=parallel,
         expert=expert,
         expert_tensor=width,
-        context_form="gathered",
+        context_form=_context_form(row, context),
         zero=zero if data * context > 1 else 0,
         shard=8 if "HSDP" in row.text("sharding") and data > 8 else 0,
         gather="once" if zero == 3 and "no reshard" in row.text("sharding") else "each",
@@ -174,6 +175,13 @@ def strategy(row: Row) -> Strategy:
         micro_batches=number,
         stages=stages(row, pipeline * (chunks if pipeline > 1 else 1)),
     )
+
+
+def _context_form(row: Row, context: int) -> str:
+    """Megatron passes keys and values on from rank to rank in zigzag order; what shards by FSDP2 is torch's own context
+    parallelism, which gathers them. No ring of ours passes latent keys on."""
+    gathers = context == 1 or "FSDP" in row.text("sharding") or LATENT.match(row.text("model_name"))
+    return "gathered" if gathers else "ring"
 
 
 def _experts(row: Row, tensor: int, sequence_parallel: bool) -> tuple[int, int]:
