@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "verify": ("titan.compiler.commands.verify:verify", "Prove a plan; with --execute also run a small one."),
     "diff": ("titan.compiler.commands.diff:diff", "What differs between two plans."),
     "run": ("titan.compiler.commands.run:run", "Train; starts local ranks or joins a torchrun or SLURM world."),
+    "profile": ("titan.compiler.commands.profile:profile", "Measure this machine; write it as a cluster to import."),
     "data": ("titan.compiler.commands.data:data", "Token files from text files."),
     "export": ("titan.compiler.commands.exchange:export", "Write what other tools read: a pipeline's order."),
     "import": ("titan.compiler.commands.exchange:import_", "Read what other tools write: a pipeline's order."),

@@ -15,7 +15,7 @@ from titan.grammar.diagnostics import Diagnostic, TitanError
 from titan.runtime.interpreter import StepReport
 from titan.runtime.transport.base import Handle
 
-_SPIN = 1e-3  # seconds of a wait in which only the core is yielded
+SPIN = 1e-3  # seconds of a wait in which only the core is yielded
 _SLEEP = 2e-2  # seconds between looks at the flag while asleep
 _POLLS = 16  # between looks at the clock and the flag
 
@@ -53,7 +53,7 @@ def drive(executable: Program, step: int, flag: AbortFlag | None = None) -> Step
     run = executable.run(step)
     try:
         while True:
-            if not _settled(next(run), flag):
+            if not settled(next(run), flag):
                 raise _aborted(executable, "the run was aborted")
     except StopIteration as end:
         report: StepReport = end.value
@@ -66,18 +66,25 @@ def drive(executable: Program, step: int, flag: AbortFlag | None = None) -> Step
         _close(run)
 
 
-def _settled(handle: Handle, flag: AbortFlag | None) -> bool:
+def settled(handle: Handle, flag: AbortFlag | None) -> bool:
     """True when done, False when the flag came first."""
-    end = time.perf_counter() + _SPIN
+    end = time.perf_counter() + SPIN
     while True:
-        for _ in range(_POLLS):
-            if handle.done():
-                return True
-            os.sched_yield()
+        if poll(handle):
+            return True
         if flag is not None and flag.aborted():
             return False
         if time.perf_counter() > end:
             handle.settle(_SLEEP)
+
+
+def poll(handle: Handle) -> bool:
+    """Looks a few times whether an operation is done, and offers the core to others in between."""
+    for _ in range(_POLLS):
+        if handle.done():
+            return True
+        os.sched_yield()
+    return False
 
 
 def _aborted(executable: Program, reason: str) -> Aborted:

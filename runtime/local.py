@@ -219,16 +219,21 @@ def _live(plan: Plan, world: World, job: Job, writer: Connection, folder: Path) 
 
 def _settle(ranks: Ranks, rank: int, parent: int) -> None:
     """Dies with its parent, leaves interrupts to it, prints nothing to stdout, computes with one thread."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
+    die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, frame: ranks.control.request_stop())
     os.dup2(2, 1)
     os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK
     if ranks.plan.mesh.world_size > 1:
         torch.set_num_threads(1)
+
+
+def die_with_parent(parent: int) -> None:
+    """The kernel kills this process when its parent ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
 
 
 def _world(ranks: Ranks, rank: int, device: str) -> World:

@@ -102,9 +102,10 @@ class Estimator(LayerPrices):
             seconds = self._pipeline_part(s, stage, loads, layer, s.recompute)
             ends_held = max(map(self._ends, self._held(s)))
             hidden = stage * layer.backward
-            seconds += self._step_end(s, self._weights(s, stage * copies, ends_held), hidden)
-            seconds += self._experts_end(s, stage * copies)
-            seconds += micro_batches * self._sharded_seconds(s, layer, stage * copies, ends_held)
+            more = self._step_end(s, self._weights(s, stage * copies, ends_held), hidden)
+            more += self._experts_end(s, stage * copies)
+            more += micro_batches * self._sharded_seconds(s, layer, stage * copies, ends_held)
+            seconds += self._crowd(s) * more
         return Estimate(seconds, point, upper_bound(self.machine, tensors, communicators), stage)
 
     def bound(self, s: Strategy, recompute: str = "none", open_experts: bool = False) -> float:
@@ -146,7 +147,21 @@ class Estimator(LayerPrices):
         forward = (self.shape.layers * layer.forward + head.forward) / s.pipeline
         weight = (self.shape.layers * layer.backward + head.backward) / s.pipeline / 2
         times = Times(forward, (self.shape.layers * one + ends) / s.pipeline - forward - weight, weight)
-        return self._pipeline_seconds(s, micro_batches, slowest, times, layer.entry)
+        return self.crowded(s, self._pipeline_seconds(s, micro_batches, slowest, times, layer.entry))
+
+    def crowded(self, s: Strategy, body: float) -> float:
+        """Seconds of the body of a step where ranks share cores: no less than the work of all on the cores that there
+        are. While some wait, others are faster: a bubble costs little then."""
+        layer, head = self.layer(self.cut(s)), self.head(self.cut(s))
+        one = layer.forward + layer.backward + layer.rebuilt(s.recompute)
+        micro_batches = self.global_batch // (s.data * s.micro_batch)
+        busy = micro_batches * (self.shape.layers * one + head.forward + head.backward) / s.pipeline
+        return max(body, self._crowd(s) * busy)
+
+    def _crowd(self, s: Strategy) -> float:
+        """Ranks of a node for each of its cores, where they share them."""
+        ranks = min(s.world_size, self.machine.devices_per_node)
+        return max(ranks / self.machine.cores, 1.0) if self.machine.cores else 1.0
 
     def durations(self, s: Strategy) -> Durations:
         """Seconds of the phases of every chunk, all copies, for known stages. A backward is half to inputs, where what

@@ -39,6 +39,8 @@ FIGURES: dict[str, tuple[float, str]] = {
     "call_seconds": (0.0, "time of the interpreter around each operator call"),
     "instruction_seconds": (0.0, "time of the interpreter for each instruction"),
     "communication_load": (1.0, "share of a core that a rank's running collective takes, where ranks share cores"),
+    "polling_load": (0.0, "share of a core that a rank takes of others while it polls for what it waits for"),
+    "polling_seconds": (0.0, "time for which a wait polls before it sleeps"),
     "step_seconds": (0.0, "fixed time of a step outside its instructions: data, bookkeeping, unequal ranks"),
     "misaligned": (0.5, "rate of products of attention heads whose width is no multiple of 8, as a share"),
     "intra": (0.80, "share of the link bandwidth that collectives reach inside a node"),

@@ -14,7 +14,7 @@ from titan.compiler.plan.program import Bucket, Plan, Role
 from titan.compiler.plan.segment import parse_unit
 from titan.compiler.plan.sizes import Sizes
 
-_FREE = ("wait", "free", "report", "watermark")
+FREE = ("wait", "free", "report", "watermark")
 
 
 class Prices:
@@ -33,7 +33,7 @@ class Prices:
     def price(self, role: Role, instruction: Instruction) -> int:
         """Nanoseconds; the slower one where ranks of the role differ."""
         opcode, row = instruction.opcode, instruction.row
-        if opcode in _FREE:
+        if opcode in FREE:
             return self._host
         if row.unit:
             return self._host + self._unit(opcode, parse_unit(instruction.unit)[0], str(instruction.attribute("tier")))

@@ -19,7 +19,18 @@ from dataclasses import dataclass, field
 from titan.compiler.cost.machine import Machine
 from titan.compiler.cost.prices import Prices
 from titan.compiler.cost.shared_cores import Clock, Loads
-from titan.compiler.cost.strands import BlockPieces, Cutter, Event, Name, Outcome, Strand, run_strand
+from titan.compiler.cost.strands import (
+    COMPUTE,
+    MOVE,
+    WAIT,
+    BlockPieces,
+    Cutter,
+    Event,
+    Name,
+    Outcome,
+    Strand,
+    run_strand,
+)
 from titan.compiler.plan.instruction import FROM_HOST, TO_HOST
 from titan.compiler.plan.program import BEGUN, BlockCall, Plan, Role
 from titan.compiler.plan.tiers import at_start
@@ -177,11 +188,13 @@ class _Network:
         self.plan = plan
         self.slowdown = 1.0 if machine.cores else machine.figures["overlap_slowdown"]
         self.loads = Loads(machine.cores) if machine.cores else None
-        self.share = self.communication = 0.0
+        self.share, self.polling = 0.0, 0
         if self.loads is not None:
             nodes = max(min(machine.nodes, plan.mesh.world_size // machine.devices_per_node), 1)
             self.share = plan.mesh.world_size / len(plan.roles) / nodes  # ranks of a role on a node
-            self.communication = machine.figures["communication_load"]
+            figures = machine.figures
+            self.polling = round(1e9 * figures["polling_seconds"])
+            self.weights = {COMPUTE: 1.0, MOVE: figures["communication_load"], WAIT: figures["polling_load"]}
         self.meetings: dict[tuple[object, ...], _Meeting] = {}
         self.woken: dict[int, None] = {}
         self.crossing: dict[str, tuple[int, ...]] = {}
@@ -216,18 +229,19 @@ class _Network:
     def crosses(self, group: str) -> bool:
         return bool(self.members(group))
 
-    def load(self, start: int, work: tuple[tuple[int, int, bool], ...]) -> None:
+    def load(self, start: int, work: tuple[tuple[int, int, str], ...]) -> None:
         """What the ranks of one role do from `start` on."""
         assert self.loads is not None
-        for begin, stop, compute in work:
-            self.loads.add(start + begin, start + stop, self.share * (1.0 if compute else self.communication))
+        for begin, stop, kind in work:
+            until = min(stop, begin + self.polling) if kind == WAIT else stop
+            self.loads.add(start + begin, start + until, self.share * self.weights[kind])
 
     def load_meetings(self) -> None:
         """Transfers and collectives across roles: every member takes part."""
         for meeting in self.meetings.values():
             for end, cost in zip(meeting.ends, meeting.cost, strict=True):
                 for _ in meeting.issued:
-                    self.load(end, ((-cost, 0, False),))
+                    self.load(end, ((-cost, 0, MOVE),))
 
     def take_woken(self) -> list[int]:
         found, self.woken = list(self.woken), {}
@@ -335,6 +349,8 @@ class _Walker:
         self.last = max(self.last, end)
         if end > self.clock:
             waited = end - self.clock
+            if self.network.loads is not None:
+                self.network.load(self.clock, ((0, waited, WAIT),))
             moving = min(waited, meeting.cost[k])
             self.exposed += moving
             self.bubble += waited - moving

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from titan.compiler.plan.instruction import Instruction
 from titan.compiler.plan.program import Block, Role
 
+COMPUTE, MOVE, WAIT = "compute", "move", "wait"  # kinds of work that loads a core
 Name = tuple[str, int]  # base register and index of the block's micro-batch parameter, -1 without
 
 
@@ -36,7 +37,7 @@ class Outcome:
     busy: int
     streams: tuple[int, ...]
     exports: tuple[int, ...]
-    work: tuple[tuple[int, int, bool], ...] = ()  # (start, stop, compute or else communication), where asked for
+    work: tuple[tuple[int, int, str], ...] = ()  # (start, stop, COMPUTE, MOVE or WAIT), where asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,21 +74,23 @@ def run_strand(
     have engines of their own. `record`: the outcome has its intervals of work.
     """
     clock = busy = 0
-    clocks, work = list(streams), list[tuple[int, int, bool]]()
+    clocks, work = list(streams), list[tuple[int, int, str]]()
     done = dict(enumerate(imports))
     for kind, cost, stream, slot in strand.steps:
         if kind == 0:
             taken = stretch(cost, active - clock, slowdown) if active > clock else cost
             if record:
-                work.append((clock, clock + taken, True))
+                work.append((clock, clock + taken, COMPUTE))
             clock += taken
             busy += taken
         elif kind != 2:
             done[slot] = clocks[stream] = max(clock, clocks[stream]) + cost
             active = max(active, clocks[stream]) if kind == 1 else active
             if record:
-                work.append((clocks[stream] - cost, clocks[stream], False))
+                work.append((clocks[stream] - cost, clocks[stream], MOVE))
         else:
+            if record and done[slot] > clock:
+                work.append((clock, done[slot], WAIT))
             clock = max(clock, done[slot])
     return Outcome(clock, busy, tuple(clocks), tuple(done[slot] for slot, _ in strand.exports), tuple(work))
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from titan.compiler.spec.schema import Spec
 
 BEST = 4  # meshes whose schedules are tried
+SHARED = 12  # the same where ranks share cores, of which closed forms know little
 ELEMENTS = 6_000  # of an order that is timed; a longer one keeps its closed form
 SOLVED = 1_600  # elements of an order that is searched for
 STALL = 0.02  # share of a step that not waiting for the norm must save: a norm that clips by surprise costs two steps
@@ -32,7 +33,8 @@ STALL = 0.02  # share of a step that not waiting for the norm must save: a norm 
 def with_schedules(spec: Spec, estimator: Estimator, ranked: list[Candidate], limit: int) -> list[Candidate]:
     """`ranked` with the other schedules of its first candidates, in order of their times."""
     tried: list[Candidate] = []
-    for candidate in ranked[:BEST]:
+    best = SHARED if estimator.machine.cores else BEST
+    for candidate in ranked[:best]:
         s = candidate.strategy
         for name, chunks in schedules(spec, s.pipeline, s.micro_batches) if s.pipeline > 1 else ():
             elements = 3 * s.pipeline * s.micro_batches * chunks * schedule_row(name).copies
@@ -42,8 +44,8 @@ def with_schedules(spec: Spec, estimator: Estimator, ranked: list[Candidate], li
             tried += timed(spec, estimator, candidate, name, chunks, limit)
     if not tried:
         return ranked
-    others = [c for c in ranked[:BEST] if c.strategy.pipeline == 1]
-    return sorted([*tried, *others], key=lambda c: c.key) + ranked[BEST:]
+    others = [c for c in ranked[:best] if c.strategy.pipeline == 1]
+    return sorted([*tried, *others], key=lambda c: c.key) + ranked[best:]
 
 
 def _pinned(spec: Spec, name: str) -> bool:
@@ -74,7 +76,7 @@ def timed(
         whole = replace(strategy, late_check=late)
         estimate = estimator.estimate(whole)
         if estimate.memory <= limit:
-            seconds = estimate.seconds - estimator.pipeline_part(whole) + body
+            seconds = estimate.seconds - estimator.pipeline_part(whole) + estimator.crowded(whole, body)
             tried.append(Candidate(whole, replace(estimate, seconds=seconds)))
     return tried
 

@@ -162,10 +162,11 @@ def _compile(
     limit = memory_limit(spec)
     found: list[Finalist] = []
     work = mended = 0
+    most = TRIES if estimator.machine.cores else FINALISTS  # closed forms know little of ranks that share cores
     for candidate in ranked[:TRIES]:
         work += candidate.work
         enough = 1 if candidate.work > WORK else 2
-        if len(found) == FINALISTS or (len(found) >= enough and work > WORK):
+        if len(found) == most or (len(found) >= enough and work > WORK):
             break
         chosen = replace(candidate, strategy=finished(candidate, estimator, closed))
         why = reasons(spec, estimator, chosen, everything, closed)

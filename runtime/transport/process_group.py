@@ -54,7 +54,7 @@ class ProcessGroupTransport(Transport):
         super().__init__(rank, torch.device(device))
         if self.device.type == "cpu":
             keep_freed_memory()
-        make = _gloo(interface, timeout) if self.device.type == "cpu" else _nccl(timeout)
+        make = backends(self.device, interface, timeout)
         prefixed = PrefixStore(f"titan/{generation}", store)
         self._communicators: dict[Key, ProcessGroupCommunicator] = {}
         self._channels: dict[Key, ProcessGroupChannel] = {}
@@ -87,6 +87,11 @@ def _keys(plan: Plan, rank: int) -> Iterator[tuple[str, Key]]:
                 yield "channel", (instruction.stream, pair)
             elif instruction.group:
                 yield "group", (instruction.stream, plan.group_members(rank, instruction.group))
+
+
+def backends(device: torch.device, interface: str | None = "lo", timeout: timedelta = timedelta(hours=24)) -> Any:
+    """(store, position, size) -> backend: gloo for the CPU, else NCCL."""
+    return _gloo(interface, timeout) if device.type == "cpu" else _nccl(timeout)
 
 
 def _gloo(interface: str | None, timeout: timedelta) -> Any:

@@ -6,7 +6,7 @@ import threading
 import time
 
 import torch
-from titan.runtime.drive import _settled
+from titan.runtime.drive import settled
 from titan.runtime.transport.base import Handle, Then
 from torch import Tensor
 
@@ -40,18 +40,18 @@ def test_a_long_wait_sleeps_and_ends_with_the_operation() -> None:
     handle = Later()
     timer = threading.Timer(0.1, handle.event.set)
     timer.start()
-    assert _settled(Then(handle, lambda value: value), None)
+    assert settled(Then(handle, lambda value: value), None)
     assert 1 <= handle.naps <= 100  # a busy wait of 0.1 s would look thousands of times
 
 
 def test_a_finished_operation_is_never_slept_on() -> None:
     handle = Later()
     handle.event.set()
-    assert _settled(handle, None)
+    assert settled(handle, None)
     assert handle.naps == 0
 
 
 def test_an_abort_ends_a_wait_for_something_that_never_comes() -> None:
     start = time.perf_counter()
-    assert not _settled(Later(), Flag(0.05))
+    assert not settled(Later(), Flag(0.05))
     assert time.perf_counter() - start < 2.0

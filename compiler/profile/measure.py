@@ -1,0 +1,129 @@
+"""The road from a machine to its cluster file: what is measured, in which order, and what becomes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from titan.compiler.cost.curves import Curve
+from titan.compiler.plan.program import Plan
+from titan.compiler.profile.fit import Watched, fit_curve, fit_instructions, fit_operators, peak_rate, samples_of
+from titan.compiler.profile.probes import plan_of, probes
+
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+SIZES = (64, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 19, 1 << 20, 1 << 22, 1 << 24)  # bytes
+QUICK_SIZES = (64, 1 << 16, 1 << 20)
+PRECISIONS = {"f32": "fp32", "bf16": "bf16"}  # plan dtype -> name of a peak
+STREAM = 64 << 20  # bytes copied: larger than caches
+
+
+class Session(Protocol):
+    """The runtime's side (`titan.runtime.profile.session`)."""
+
+    device: str
+    ranks: int
+    cores: int
+    version: str
+
+    def watch(self, plan: Plan, steps: int) -> list[tuple[Any, Any]]: ...
+    def collective(self, kind: str, members: int, size: int, times: int) -> float: ...
+    def transfer(self, size: int, times: int) -> float: ...
+    def overlap(self, size: int, times: int) -> tuple[float, float, float]: ...
+    def polling(self, seconds: float) -> tuple[float, float]: ...
+    def stream(self, size: int, times: int) -> float: ...
+    def memory(self) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """All numbers of a cluster file: bytes, bytes/s, FLOP/s, seconds."""
+
+    device: str
+    ranks: int
+    cores: int
+    version: str
+    memory: int
+    reserved: int
+    stream: float
+    peaks: dict[str, float]
+    figures: dict[str, float]
+    curves: dict[str, Curve]
+
+
+def groups(ranks: int) -> tuple[int, ...]:
+    """Sizes of groups that are measured: powers of two, and all."""
+    return tuple(sorted({n for n in (2, 4, 8) if n <= ranks} | ({ranks} if 1 < ranks <= 8 else set())))
+
+
+def measure(session: Session, progress: Callable[[float, str], None], quick: bool = False) -> Measured:
+    """Everything; `progress` is told the share that is done and what comes next."""
+    chosen = probes(session.ranks, quick)
+    total = len(chosen) + 1 + len(groups(session.ranks)) * len(COLLECTIVES) + 1
+    steps = iter(range(total + 1))
+
+    def tell(what: str) -> None:
+        progress(next(steps) / total, what)
+
+    tell("memory")
+    memory, stream = session.memory(), session.stream(STREAM, 5)
+    watched: list[tuple[Plan, list[Watched]]] = []
+    for probe in chosen:
+        tell(f"operators: {probe.family} {probe.hidden} wide, {probe.sequence} tokens, {probe.precision}")
+        plan = plan_of(probe)
+        watched.append((plan, [Watched(*found) for found in session.watch(plan, 2 if quick else probe.steps)]))
+    samples = [sample for plan, ranks in watched for sample in samples_of(plan, ranks)]
+    operators, host = fit_operators(samples), fit_instructions(watched)
+    figures, curves = {**operators.figures, **host.figures}, {**operators.curves, **host.curves}
+    figures |= _interference(session, quick)
+    for name, curve in _communication(session, tell, quick, figures["communication_load"]):
+        curves[name] = curve
+    peaks = {dtype: rate for dtype in PRECISIONS if (rate := peak_rate(samples, dtype))}
+    progress(1.0, "done")
+    shared = memory["total"] // session.ranks if session.device == "cpu" else memory["total"]
+    return Measured(
+        session.device, session.ranks, session.cores, session.version, shared, memory["base"], stream, peaks,
+        figures | {"communicator_bytes": float(memory["communicator"])}, curves,
+    )  # fmt: skip
+
+
+def _interference(session: Session, quick: bool) -> dict[str, float]:
+    """What a running collective takes of a core, and how much longer compute beside it takes.
+
+    Alone a gather takes g seconds and compute c; begun together t. While the gather runs, n ranks and their shares l
+    of a core lie on n cores, so both take 1 + l times as long: t = c + l g.
+    """
+    if session.ranks < 2:
+        return {"communication_load": 1.0}
+    gather, compute, both = session.overlap(1 << 22 if not quick else 1 << 20, 4 if quick else 12)
+    load = min(max((both - compute) / gather, 0.05), 1.0)
+    waiting, seconds = session.polling(0.2 if quick else 1.0)
+    return {
+        "communication_load": load,
+        "overlap_slowdown": 1.0 + load,
+        "polling_load": min(waiting, 1.0),
+        "polling_seconds": seconds,
+    }
+
+
+def _communication(
+    session: Session, tell: Callable[[str], None], quick: bool, load: float
+) -> Iterator[tuple[str, Curve]]:
+    """Curves of collectives by members of the group, and of messages; of groups that do not have a core each, what they
+    would take with one."""
+    sizes = QUICK_SIZES if quick else SIZES
+    for members in groups(session.ranks):
+        crowded = max(members * load / session.cores, 1.0) if session.cores else 1.0
+        for kind in COLLECTIVES:
+            tell(f"{kind} over {members} ranks")
+            points = [
+                (float(size), session.collective(kind, members, size, _times(size, quick)) / crowded) for size in sizes
+            ]
+            yield f"{kind}_{members}", fit_curve(points)
+    tell("messages")
+    if session.ranks > 1:
+        yield "send", fit_curve([(float(size), session.transfer(size, _times(size, quick))) for size in sizes])
+
+
+def _times(size: int, quick: bool) -> int:
+    return 3 if quick else 5 if size > 1 << 21 else 30

@@ -1,0 +1,100 @@
+"""Times operators where they run: in the steps of small plans, with the caches as a step leaves them.
+
+Every call of an operator's function is timed and filed under what it was given; the compiler knows the same shapes from
+the plan. Instructions that are no operators are timed one by one, by the interpreter's own hook.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import wraps
+from itertools import pairwise
+from typing import Any
+
+from titan.compiler.plan.operators import OPERATORS
+from titan.compiler.plan.program import Plan
+from titan.runtime.data import SyntheticSource
+from titan.runtime.drive import drive
+from titan.runtime.interpreter import Executable
+from titan.runtime.operator_table import functions
+from titan.runtime.profile.pool import Member
+from titan.runtime.state import allocate
+from titan.runtime.transport.process_group import ProcessGroupTransport
+from torch import Tensor
+
+Shapes = tuple[tuple[int, ...], ...]
+Key = tuple[str, str, Shapes]  # operator, phase, shapes of all that the function is given
+WARM_UP = 1  # steps
+PHASES = ("forward", "backward", "backward_input", "backward_weight")
+
+
+class Watch:
+    """Seconds of every call of an operator's functions in this process, by key, while `on`."""
+
+    def __init__(self, member: Member) -> None:
+        self.on = False
+        self.found: dict[Key, list[float]] = {}
+        self._member = member
+        for name, row in OPERATORS.items():
+            if row.plan_only:
+                continue
+            module: Any = functions(name)
+            for phase in PHASES:
+                if hasattr(module, phase):
+                    setattr(module, phase, self._timed(name, phase, getattr(module, phase)))
+
+    def _timed(self, name: str, phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        clock, synchronize, found = time.perf_counter, self._member.synchronize, self.found
+
+        @wraps(function)
+        def call(*arguments: Any) -> Any:
+            if not self.on:
+                return function(*arguments)
+            key = (name, phase, _shapes(arguments[2:]))
+            synchronize()
+            start = clock()
+            result = function(*arguments)
+            synchronize()
+            seconds = clock() - start
+            found.setdefault(key, []).append(seconds)
+            return result
+
+        return call
+
+
+def _shapes(values: Sequence[Any]) -> Shapes:
+    """Of operands as they are, of a backward's saved values and gradients; where gradients are added does not count."""
+    given = values if isinstance(values[0], Tensor) else (*values[0].values(), *values[1])
+    return tuple(tuple(t.shape) for t in given)
+
+
+def watch(
+    member: Member, plan: Plan, members: int, generation: int, steps: int
+) -> tuple[dict[Key, list[float]], list[list[float]]]:
+    """Seconds of operators by key, and of every instruction in each of `steps` steps of a plan. A plan for one rank is
+    run by the first `members`, each for itself and all at once; another by its ranks. Each `generation` differs.
+    """
+    if member.rank >= members:
+        return {}, []
+    timer: Watch = member.kept.get("watch") or Watch(member)
+    member.kept["watch"] = timer
+    timer.found.clear()
+    rank = member.rank if plan.mesh.world_size > 1 else 0
+    moments: list[float] = []
+    transport = ProcessGroupTransport(plan, rank, member.store, member.device, generation=generation)
+    source = SyntheticSource(int(plan.setting("model")["vocab"]), seed=1)
+    state = allocate(plan, rank, member.device)
+    clock = time.perf_counter
+    executable = Executable(plan, rank, transport, state, source, delay=lambda position: moments.append(clock()))
+    found = []
+    for step in range(WARM_UP + steps):
+        moments.clear()
+        drive(executable, step)
+        member.synchronize()
+        found.append([b - a for a, b in pairwise((*moments, clock()))])
+    timer.on = True
+    for step in range(steps):
+        drive(executable, WARM_UP + steps + step)
+    timer.on = False
+    return {key: list(seconds) for key, seconds in timer.found.items()}, found[WARM_UP:]

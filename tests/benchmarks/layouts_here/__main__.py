@@ -1,0 +1,196 @@
+"""Predicted beside measured, on the machine at hand: step time and memory of layouts, and what the search chooses.
+
+    python -m tests.benchmarks.layouts_here [--quick] [--json] [--profile machine.titan] [--rounds N]
+
+The machine is profiled first (or was before: `--profile`), then every layout's steps are timed in interleaved rounds by
+processes that hold all of them, so that whatever slows the machine meets all alike.
+
+layouts                number of layouts of 2 and 4 ranks whose step was predicted and measured
+median_abs_pct         median of |predicted - measured| / measured over them, in percent; measured: median of all steps
+spearman               rank correlation of both orders
+memory_median_abs_pct  the same of the most bytes of tensors alive on any rank in a step
+chosen_within_5pct     of `cases`, how often what the search chose was the fastest measured that the case admits, or
+                       within 5 % of it
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from titan.compiler.cost.simulate import simulate
+from titan.compiler.plan.program import Plan
+from titan.compiler.plan.sizes import memory_by_component
+from titan.compiler.plan.text import print_plan
+from titan.compiler.strategy import Strategy
+from titan.runtime.profile.pool import Pool
+
+from tests.benchmarks.layouts_here import programs
+from tests.benchmarks.layouts_here.cases import Case, cases, layouts, plan_of
+
+STEPS = 2  # of a layout in each round
+NEAR = 0.05
+
+
+@dataclass(slots=True)
+class Row:
+    """One plan with what is known of it; `scored`: one of the layouts, not only a choice of the search."""
+
+    name: str
+    plan: Plan
+    scored: bool
+    model: str
+    strategies: list[Strategy] = field(default_factory=list)
+    predicted: float = 0.0
+    memory: int = 0
+    peak: int = 0
+    seconds: list[float] = field(default_factory=list)
+
+    @property
+    def measured(self) -> float:
+        return statistics.median(self.seconds)
+
+    def record(self) -> dict[str, Any]:
+        return {
+            "layout": self.name,
+            "scored": self.scored,
+            "predicted_s": self.predicted,
+            "measured_s": self.measured,
+            "steps": len(self.seconds),
+            "predicted_bytes": self.memory,
+            "measured_bytes": self.peak,
+        }
+
+
+def row_of(name: str, plan: Plan, scored: bool, model: str) -> Row:
+    memory = max(sum(memory_by_component(plan, role).values()) for role in plan.roles)
+    return Row(name, plan, scored, model, predicted=simulate(plan).seconds, memory=memory)
+
+
+def gather(profile: Path, quick: bool) -> tuple[list[Row], list[tuple[Case, Row]]]:
+    """All plans, each once, and the row that the search chose in each case."""
+    rows = [row_of(str(layout), plan_of(layout, profile), True, layout.model) for layout in layouts(quick)]
+    known = {identity(row.plan): row for row in rows}
+    chosen = []
+    for case in cases(quick):
+        strategy, plan = case.choose(profile)
+        key = identity(plan)
+        if key not in known:
+            known[key] = row_of(
+                f"chosen for {case.model} on {case.ranks}: {case.pins or 'free'}", plan, False, case.model
+            )
+            rows.append(known[key])
+        known[key].strategies.append(strategy)
+        chosen.append((case, known[key]))
+    return rows, chosen
+
+
+def identity(plan: Plan) -> str:
+    """What is run, without reasons and pins."""
+    lines = print_plan(plan).splitlines()
+    return "\n".join(line for line in lines if not line.startswith("set "))
+
+
+def measure(rows: list[Row], rounds: int) -> None:
+    """Times and peaks of all rows, in one pool."""
+    with Pool(max(row.plan.mesh.world_size for row in rows)) as pool:
+        for k, row in enumerate(rows):
+            row.peak = max(pool.call(programs.load, row.plan, k))
+        for _ in range(rounds):
+            for k, row in enumerate(rows):
+                found = pool.call(programs.step, k, STEPS)
+                row.seconds += [max(ranks) for ranks in zip(*(f for f in found if f), strict=True)]
+
+
+def ranks_of(values: list[float]) -> list[float]:
+    order = sorted(range(len(values)), key=values.__getitem__)
+    found = [0.0] * len(values)
+    for place, k in enumerate(order):
+        found[k] = float(place)
+    return found
+
+
+def report(rows: list[Row], chosen: list[tuple[Case, Row]]) -> dict[str, Any]:
+    scored = [row for row in rows if row.scored]
+    errors = [abs(row.predicted / row.measured - 1) for row in scored]
+    memory = [abs(row.memory / row.peak - 1) for row in scored]
+    order = statistics.correlation(*(ranks_of([getattr(r, k) for r in scored]) for k in ("predicted", "measured")))
+    verdicts = []
+    for case, row in chosen:
+        rivals = [r for r in rows if r.plan.mesh.world_size == case.ranks and r.model == case.model and admits(case, r)]
+        best = min(rivals, key=lambda r: r.measured)
+        verdicts.append(
+            {
+                "case": f"{case.model} on {case.ranks}: {case.pins or 'free'}".replace("\n", ", "),
+                "chosen": row.name,
+                "chosen_s": row.measured,
+                "fastest": best.name,
+                "fastest_s": best.measured,
+                "rivals": len(rivals),
+            }
+        )
+    return {
+        "layouts": len(scored),
+        "median_abs_pct": 100 * statistics.median(errors),
+        "worst_abs_pct": 100 * max(errors),
+        "bias_pct": 100 * statistics.median(row.predicted / row.measured - 1 for row in scored),
+        "spearman": order,
+        "memory_median_abs_pct": 100 * statistics.median(memory),
+        "cases": len(chosen),
+        "chosen_within_5pct": sum(v["chosen_s"] <= (1 + NEAR) * v["fastest_s"] for v in verdicts),
+        "rows": [row.record() for row in rows],
+        "choices": verdicts,
+    }
+
+
+def admits(case: Case, row: Row) -> bool:
+    mesh = {name: row.plan.mesh.size(name) for name in ("pipeline", "data", "context", "tensor")}
+    return all(mesh[key] in values for key, values in case.wanted.items())
+
+
+def profiled(folder: Path, quick: bool) -> Path:
+    output = folder / "machine.titan"
+    command = [sys.executable, "-m", "titan.compiler.cli", "profile", "-o", str(output), "--ranks", "4"]
+    subprocess.run(command + (["--quick"] if quick else []), check=True)
+    return output
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="one model, ten cases, fewer rounds")
+    parser.add_argument("--json", action="store_true", help="one object on stdout")
+    parser.add_argument("--profile", type=Path, help="a file that `titan profile` wrote on this machine")
+    parser.add_argument("--rounds", type=int, help="interleaved rounds of two steps each")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        profile = given.profile or profiled(Path(folder), False)
+        rows, chosen = gather(profile.absolute(), given.quick)
+        measure(rows, given.rounds or (4 if given.quick else 8))
+    found = report(rows, chosen)
+    for row in found["rows"]:
+        print(
+            f"{row['layout'][:70]:70} {1e3 * row['measured_s']:8.1f} ms, {1e3 * row['predicted_s']:8.1f} predicted"
+            f" {100 * (row['predicted_s'] / row['measured_s'] - 1):+6.1f}%  memory"
+            f" {100 * (row['predicted_bytes'] / row['measured_bytes'] - 1):+5.1f}%",
+            file=sys.stderr,
+        )
+    for choice in found["choices"]:
+        print(
+            f"{choice['case']}: {choice['chosen_s'] / choice['fastest_s']:.3f} of {choice['fastest']}", file=sys.stderr
+        )
+    print(
+        json.dumps(found)
+        if given.json
+        else json.dumps({k: v for k, v in found.items() if k not in ("rows", "choices")})
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""Measuring processes, and the command over them on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from titan.compiler.pipeline import check_spec
+from titan.grammar.diagnostics import TitanError
+from titan.runtime.profile import communication
+from titan.runtime.profile.pool import Member, Pool
+
+COMMAND = [sys.executable, "-m", "titan.compiler.cli", "profile"]
+
+
+def fail(member: Member) -> int:
+    if member.rank == 1:
+        raise ValueError("no such luck")
+    return member.rank
+
+
+def test_a_failure_in_one_process_is_told_and_others_end() -> None:
+    with pytest.raises(TitanError, match="process 1 failed: ValueError: no such luck"), Pool(2) as pool:
+        pool.call(fail)
+    assert all(not process.is_alive() for process in pool._processes)
+
+
+def test_what_is_timed_takes_longer_when_there_is_more_of_it() -> None:
+    with Pool(2) as pool:
+        small, large = (
+            sum(pool.call(communication.time_collective, "all_gather", 2, size, 3)) / 2 for size in (1 << 10, 1 << 24)
+        )
+        assert small < large
+        assert large > (1 << 23) / 50e9  # half the bytes cross; no loopback moves 50 GB/s
+        there = pool.call(communication.time_transfer, 1 << 22, 2)
+        assert all(seconds > 0 for seconds in (*there[0], *there[1]))
+
+
+def test_a_quick_profile_writes_a_cluster_that_a_spec_imports(tmp_path: Path) -> None:
+    output = tmp_path / "machine.titan"
+    command = [*COMMAND, "--quick", "--ranks", "2", "--device", "cpu", "-o", str(output), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["ranks"] == 2 and found["peak_flops"]["f32"] > 1e8 and found["memory_bandwidth"] > 1e8
+    assert 0 < found["figures"]["instruction_seconds"] < 1e-2
+    spec = tmp_path / "spec.titan"
+    spec.write_text("""import machine
+import models.tiny
+model = tiny.llama
+cluster = machine.here
+train { sequence = 64, global_batch = 4, precision = fp32, steps = 4, optimizer = adamw { learning_rate = 1e-3 }
+    data = synthetic(256) }
+""")
+    cluster = check_spec(spec).cluster
+    assert cluster.cores == len(os.sched_getaffinity(0)) and len(cluster.curves) == found["curves"]
+    assert {
+        "linear_forward",
+        "linear_backward_weight",
+        "attention_forward",
+        "optimizer_step",
+        "all_reduce_2",
+        "send",
+    } <= {*cluster.curves}
+
+
+def test_an_interrupt_ends_it_and_writes_nothing(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, "-o", str(tmp_path / "machine.titan"), "--device", "cpu"], stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    process.stderr.readline()  # it measures
+    started = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    rest = process.communicate(timeout=20)[1]
+    assert process.returncode == 130 and "Traceback" not in rest and "interrupted" in rest
+    assert time.monotonic() - started < 10
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["cluster.titan", "machine.txt", "my-machine.titan", "absent/machine.titan"])
+def test_files_that_no_spec_could_import_are_refused_before_measuring(tmp_path: Path, name: str) -> None:
+    done = subprocess.run([*COMMAND, "-o", str(tmp_path / name)], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "T603" in done.stderr
