@@ -23,7 +23,7 @@ from typing import Any
 
 from tests.benchmarks.long_context.model import FORMS, attention_flops, plan, wire_bytes
 from tests.benchmarks.long_context.overlap import overlap
-from tests.benchmarks.long_context.ranks import run
+from tests.benchmarks.long_context.ranks import Watching, run
 
 LONG, RANKS = 131072, 4
 RATES = (400, 800)  # megabits per second
@@ -32,7 +32,7 @@ LOSS_GAP = 1e-4  # most that the losses of two forms may differ, as a share: flo
 
 def long(tokens: int, steps: int) -> dict[str, Any]:
     form = FORMS[f"ring{RANKS}"]
-    found = run(plan(tokens, form), steps)
+    found = run(plan(tokens, form), steps, watching=Watching(tell=True))
     busy = max(min(r.attention) for r in found)
     return {
         "tokens": tokens,
@@ -66,7 +66,7 @@ def forms(tokens: int, steps: int) -> dict[str, dict[str, Any]]:
 
 def activations(tokens: int) -> dict[str, Any]:
     """Bytes of registers by the plan, and of all tensors that a step makes, at a length that one rank can hold."""
-    ran = {name: run(plan(tokens, FORMS[name]), 1, count=True) for name in ("one", "ring2", "ring4")}
+    ran = {name: run(plan(tokens, FORMS[name]), 1, watching=Watching(count=True)) for name in ("one", "ring2", "ring4")}
     table: dict[str, Any] = {"tokens": tokens}
     for key in ("registers", "tensors"):
         held = {str(FORMS[name].context): max(getattr(r, key) for r in found) for name, found in ran.items()}

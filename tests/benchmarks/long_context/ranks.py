@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -70,15 +71,23 @@ def _attends(body: Any) -> bool:
     return any(call.operator.startswith("attention") for call in body)
 
 
-def run(found: Plan, steps: int, ends: tuple[End, ...] = (), count: bool = False) -> tuple[Ran, ...]:
-    """One process per rank, inside the namespaces `ends` if there are any; `count` bytes of tensors too (slower)."""
+@dataclass(frozen=True, slots=True)
+class Watching:
+    """`count` bytes of tensors too (slower); `tell` each step to stderr as it ends."""
+
+    count: bool = False
+    tell: bool = False
+
+
+def run(found: Plan, steps: int, ends: tuple[End, ...] = (), watching: Watching = Watching()) -> tuple[Ran, ...]:
+    """One process per rank, inside the namespaces `ends` if there are any."""
     with tempfile.TemporaryDirectory() as name:
         folder, size = Path(name), found.mesh.world_size
-        processes.start_processes(_rank, (found, steps, folder, ends, count), nprocs=size, start_method="fork")
+        processes.start_processes(_rank, (found, steps, folder, ends, watching), nprocs=size, start_method="fork")
         return tuple(torch.load(folder / f"rank{rank}", weights_only=False) for rank in range(size))
 
 
-def _rank(rank: int, found: Plan, steps: int, folder: Path, ends: tuple[End, ...], count: bool) -> None:
+def _rank(rank: int, found: Plan, steps: int, folder: Path, ends: tuple[End, ...], watching: Watching) -> None:
     torch.set_num_threads(1)
     if ends:
         enter(ends[rank][0])
@@ -89,7 +98,7 @@ def _rank(rank: int, found: Plan, steps: int, folder: Path, ends: tuple[End, ...
     state, source = allocate(found, rank), SyntheticSource(VOCAB, seed=3)
     executable = Executable(found, rank, transport, state, source, delay=watch)
     reports, seconds, attention, waits = [], [], [], []
-    with Storages() if count else nullcontext() as storages:
+    with Storages() if watching.count else nullcontext() as storages:
         for step in range(steps):
             start, watch.spent = time.perf_counter(), 0.0
             report, waited = _step(executable, step, watch)
@@ -97,6 +106,8 @@ def _rank(rank: int, found: Plan, steps: int, folder: Path, ends: tuple[End, ...
             attention.append(watch.spent)
             reports.append(report)
             waits.append(tuple(waited))
+            if watching.tell and rank == 0:
+                print(f"step {step + 1}: loss {report.loss:.4f}, {seconds[-1]:.1f} s", file=sys.stderr, flush=True)
     ran = Ran(
         losses=tuple(float(r.loss) for r in reports),
         seconds=tuple(seconds),
