@@ -45,9 +45,10 @@ def shrink(spec: Spec, strategy: Strategy) -> tuple[Spec, Strategy]:
         }
     )
     model = model.model_copy(update={"max_positions": sequence})
+    away = tuple(layer for layer in strategy.offloaded if layer < sum(stages)) or (0,) * bool(strategy.offloaded)
     return (
         replace(spec, model=model, train=train),
-        replace(small, stages=stages, micro_batches=micro_batches, written_order=order),
+        replace(small, offloaded=away, stages=stages, micro_batches=micro_batches, written_order=order),
     )
 
 

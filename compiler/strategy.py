@@ -101,6 +101,11 @@ class Strategy:
         return self.offload in ("activations", "both") and (not self.offloaded or layer in self.offloaded)
 
     @property
+    def layers_on_host(self) -> int:
+        """Number of layers, of known stages, whose activations are offloaded."""
+        return sum(self.layer_on_host(layer) for layer in range(sum(self.stages)))
+
+    @property
     def sharded(self) -> tuple[str, ...]:
         """Kinds of buffers that are sharded: optimizer state, gradients, parameters."""
         gradients = self.zero == 2 or (self.zero == 3 and self.reduce == "each")

@@ -16,6 +16,7 @@ from titan.compiler.cost.layer import Cut, LayerCost, LayerPrices, strided
 from titan.compiler.cost.machine import Machine
 from titan.compiler.cost.memory import upper_bound
 from titan.compiler.cost.network import transfer_seconds
+from titan.compiler.cost.offload import NEARBY, activation_seconds, kept_layers, state_seconds
 from titan.compiler.cost.shape import Shape
 from titan.compiler.plan.segment import TIERS
 from titan.compiler.schedules.order import Times
@@ -63,7 +64,7 @@ class Estimator(LayerPrices):
     def __init__(self, machine: Machine, shape: Shape, global_batch: int) -> None:
         super().__init__(machine, shape)
         self.global_batch = global_batch
-        self._each: dict[tuple[int, str, bool, int], float] = {}  # bytes of one parameter's buffers
+        self._each: dict[tuple[int, str, bool, bool, int], float] = {}  # bytes of one parameter's buffers
 
     def cut(self, s: Strategy) -> Cut:
         return Cut(
@@ -105,6 +106,7 @@ class Estimator(LayerPrices):
             more = self._step_end(s, self._weights(s, stage * copies, ends_held), hidden)
             more += self._experts_end(s, stage * copies)
             more += micro_batches * self._sharded_seconds(s, layer, stage * copies, ends_held)
+            more += micro_batches * activation_seconds(self.machine, s, layer, stage)
             seconds += self._crowd(s) * more
         return Estimate(seconds, point, upper_bound(self.machine, tensors, communicators), stage)
 
@@ -228,10 +230,24 @@ class Estimator(LayerPrices):
             held = self._buffers(s, self._weights(s, layers, self._ends(chunks))) + self._expert_buffers(s, layers)
             held += self._whole(s, layers, self._ends(chunks)) if s.zero > 1 else 0.0
             live = row.frames(s.pipeline, micro_batches, rank, s.chunks) / row.copies
-            kept = float(live * layers * layer.stored(s.recompute))
+            kept = float(kept_layers(s, live * layers) * layer.stored(s.recompute))
             kept += 1.5 * layer.kept if s.recompute == "full" else 0.0
-            peak = max(peak, held + kept + (head.kept if chunks.lasts else 0.0))
+            kept += head.kept if chunks.lasts else 0.0
+            peak = max(peak, held + max(kept, self._state_nearby(s, layers, self._ends(chunks))))
         return round(peak)
+
+    def _state_nearby(self, s: Strategy, layers: float, ends: int) -> float:
+        """Bytes of optimizer state of the host that are on the device at once."""
+        if not s.state_on_host:
+            return 0.0
+        one = max(self.shape.layer_parameters, self.shape.end_parameters if ends else 0) / s.tensor
+        held = min(NEARBY * one, self._weights(s, layers, ends))
+        return self._state * held / (self._shards(s) if "o" in s.sharded else 1)
+
+    @property
+    def _state(self) -> int:
+        """Bytes of optimizer state per parameter."""
+        return self.statistic * (3 if self.shape.dtype == "bf16" else 2)
 
     def most_layers(self, s: Strategy, limit: int) -> tuple[int, ...]:
         """Layers that each rank can hold within `limit` bytes, of all its chunks (and of both copies, where there are
@@ -247,7 +263,8 @@ class Estimator(LayerPrices):
         for rank in range(s.pipeline):
             live = row.frames(s.pipeline, micro_batches, rank, s.chunks) / row.copies
             kept = layer.stored("full" if s.recompute == "adaptive" else s.recompute)
-            found.append(max(int(room / (weights + live * kept)), 1))
+            away = live * kept if kept_layers(s, NEARBY + 1) > NEARBY else 0.0  # per layer, or those nearby once
+            found.append(max(int((room - (0.0 if away else NEARBY * kept)) / (weights + away)), 1))
         return tuple(found)
 
     def _ends(self, held: Held) -> int:
@@ -277,9 +294,9 @@ class Estimator(LayerPrices):
 
     def _buffers(self, s: Strategy, held: float, shards: int = 0) -> float:
         """Bytes of parameters, gradients and optimizer state for `held` parameters, each whole or the own shard."""
-        key = (s.zero, s.reduce, s.late_check, shards or self._shards(s))
+        key = (s.zero, s.reduce, s.late_check, s.state_on_host, shards or self._shards(s))
         if key not in self._each:
-            optimizer = self.statistic * ((3 if self.shape.dtype == "bf16" else 2) + (3 if s.late_check else 0))
+            optimizer = (0 if s.state_on_host else self._state) + (3 * self.statistic if s.late_check else 0)
             sizes = {"p": self.size, "g": self.statistic, "o": optimizer}
             self._each[key] = sum(size / (key[-1] if kind in s.sharded else 1) for kind, size in sizes.items())
         return held * self._each[key]
@@ -353,7 +370,12 @@ class Estimator(LayerPrices):
             seconds += self._collective("all_reduce", between, own * self.statistic)
         if s.zero and (s.zero < 3 or s.gather == "once"):
             seconds += self._collective("all_gather", near, held * self.size)
-        return seconds + moved_seconds(self.machine, own * (10 * self.statistic + self.size) + held * self.statistic)
+        return seconds + self._update(s, own, held)
+
+    def _update(self, s: Strategy, own: float, held: float) -> float:
+        """The optimizer on `own` parameters of `held`, with the copies of state that it does not hide."""
+        update = moved_seconds(self.machine, own * (10 * self.statistic + self.size) + held * self.statistic)
+        return update + state_seconds(self.machine, s, own * self._state, update)
 
     def _experts_end(self, s: Strategy, layers: float) -> float:
         """The same of experts: sums over the ranks that hold the same ones, and their update."""
@@ -370,4 +392,4 @@ class Estimator(LayerPrices):
         if s.zero and (s.zero < 3 or s.gather == "once"):
             seconds += self._collective("all_gather", far, held * self.size)
         own = held / (replicas if s.zero else 1)
-        return seconds + moved_seconds(self.machine, own * (10 * self.statistic + self.size) + held * self.statistic)
+        return seconds + self._update(s, own, held)

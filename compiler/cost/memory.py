@@ -11,17 +11,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from titan.compiler.cost.machine import Machine, read_machine
+from titan.compiler.plan.host import host_memory
 from titan.compiler.plan.program import Plan, Role
 from titan.compiler.plan.sizes import Sizes, memory_by_component
 
 
 @dataclass(frozen=True, slots=True)
 class RoleMemory:
-    """Bytes of one role by component (their sum is `point`) and the upper bound."""
+    """Bytes of one role by component (their sum is `point`) and the upper bound; `host`: what it keeps in host
+    memory."""
 
     pipeline: int
     components: Mapping[str, int]
     upper: int
+    host: Mapping[str, int]
 
     @property
     def point(self) -> int:
@@ -30,10 +33,11 @@ class RoleMemory:
 
 @dataclass(frozen=True, slots=True)
 class MemoryLedger:
-    """All roles against the limit."""
+    """All roles against the limit of a device, and of its share of host memory."""
 
     roles: tuple[RoleMemory, ...]
     limit: int
+    host_limit: int = 0
 
     @property
     def peak(self) -> int:
@@ -48,7 +52,14 @@ class MemoryLedger:
         return max(self.roles, key=lambda role: (role.point, -role.pipeline))
 
     @property
+    def host(self) -> int:
+        """Bytes of host memory of the role that needs most."""
+        return max(sum(role.host.values()) for role in self.roles)
+
+    @property
     def verdict(self) -> str:
+        if self.host > self.host_limit:
+            return "does not fit"
         return verdict(self.peak, self.upper, self.limit)
 
 
@@ -65,7 +76,8 @@ def memory_ledger(plan: Plan, machine: Machine | None = None, limit: int | None 
     sizes = Sizes(plan)
     if limit is None:
         limit = int(plan.setting("memory.limit_bytes") or machine.memory)
-    return MemoryLedger(tuple(_role_memory(plan, role, machine, sizes) for role in plan.roles), limit)
+    roles = tuple(_role_memory(plan, role, machine, sizes) for role in plan.roles)
+    return MemoryLedger(roles, limit, int(plan.setting("memory.host_bytes") or 0))
 
 
 def _role_memory(plan: Plan, role: Role, machine: Machine, sizes: Sizes) -> RoleMemory:
@@ -74,7 +86,8 @@ def _role_memory(plan: Plan, role: Role, machine: Machine, sizes: Sizes) -> Role
     communicators = round(communicator_count(plan, role) * machine.figures["communicator_bytes"])
     slack = round(tensors * machine.figures["allocator_slack"])
     components = {**held, "communicators": communicators, "allocator": slack, "reserved": machine.reserved}
-    return RoleMemory(role.pipeline, components, upper_bound(machine, tensors, communicators))
+    upper = upper_bound(machine, tensors, communicators)
+    return RoleMemory(role.pipeline, components, upper, host_memory(role, sizes))
 
 
 def upper_bound(machine: Machine, tensors: int, communicators: int) -> int:

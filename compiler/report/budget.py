@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from math import prod
 from typing import TYPE_CHECKING
 
+from titan.compiler.plan.host import host_memory, host_traffic
 from titan.compiler.plan.operators import DTYPE_BYTES
 from titan.compiler.plan.sizes import Sizes, gradient_dtype
 
@@ -25,6 +26,11 @@ def budget_lines(plan: Plan) -> Iterator[str]:
     for role in ledger.roles:
         parts = ", ".join(f"{name} {_size(size)}" for name, size in role.components.items() if size >= 2**18)
         yield f"  rank {role.pipeline:<4} {_size(role.point):>10}  {parts}"
+    if ledger.host:
+        yield f"host memory of {_size(ledger.host_limit)} per device"
+        for role in ledger.roles:
+            parts = ", ".join(f"{name} {_size(size)}" for name, size in role.host.items() if size)
+            yield f"  rank {role.pipeline:<4} {_size(sum(role.host.values())):>10}  {parts}"
     yield from (f"  {line}" for line in _savings(plan, plan.roles[ledger.worst.pipeline]))
 
 
@@ -43,9 +49,22 @@ def _savings(plan: Plan, role: Role) -> Iterator[str]:
             shares = " or ".join(map(str, sorted(degrees)))
             yield f"{name} sharded over {shares} ranks save {_size(saved)}: {_price(kind, traffic)}"
     rebuilt = sum(sizes.flops(i) for *_, i in role.instructions() if i.opcode == "recompute")
+    yield from _offloaded(role, sizes)
     if rebuilt:
         whole = sum(sizes.flops(i) for *_, i in role.instructions())
         yield f"recompute runs {rebuilt / (whole - rebuilt):.1%} more FLOPs; activations are kept until they are read"
+
+
+def _offloaded(role: Role, sizes: Sizes) -> Iterator[str]:
+    """What is on the host, with the bytes that its link moves in a step."""
+    held = host_memory(role, sizes)
+    if held["optimizer"]:
+        yield f"optimizer state on the host saves {_size(held['optimizer'])} but for the buckets that are updated"
+    if held["activations"]:
+        yield f"activations on the host take {_size(held['activations'])} there that would wait on the device"
+    if sum(held.values()):
+        out, back = host_traffic(role, sizes)
+        yield f"a rank copies {_size(out)} to the host and {_size(back)} from it in a step"
 
 
 def _kind(instruction: Instruction) -> str:

@@ -25,6 +25,7 @@ WORDS = (
     "reduce",
     "schedule",
     "recompute",
+    "offload",
 )
 ORIGINS = {"user": "you", "default": "default", "search": "search"}
 

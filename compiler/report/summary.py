@@ -38,11 +38,15 @@ def plan_json(spec: Spec, result: SearchResult, proofs: Mapping[str, Proof]) -> 
         "chunks": max(len(role.layers) for role in result.plan.roles),
         "zero": s.zero,
         "recompute": s.recompute,
+        "offload": s.offload,
         "sequence_parallel": s.sequence_parallel,
         "context_form": s.context_form,
         "predicted": found.figures,
         "rules": {"mfu": MODEL_RULE, "mfu_6n": SIMPLE_RULE, "hfu": HARDWARE_RULE, "peak_flops": found.used.peak},
-        "memory": [{"pipeline": r.pipeline, **r.components, "upper": r.upper} for r in result.ledger.roles],
+        "memory": [
+            {"pipeline": r.pipeline, **r.components, "upper": r.upper, "host": sum(r.host.values())}
+            for r in result.ledger.roles
+        ],
         "memory_limit_bytes": result.ledger.limit,
         "stages": list(s.stages),
         "search": _search_json(result),
@@ -125,6 +129,8 @@ def one_line(s: Strategy) -> str:
         parts.append(f"zero {s.zero}")
     if s.recompute != "none":
         parts.append(f"recompute {s.recompute}")
+    if s.offload != "none":
+        parts.append(f"offload {s.offload}" + (f" of {len(s.offloaded)} layers" if s.offloaded else ""))
     return ", ".join(parts)
 
 

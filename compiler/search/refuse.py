@@ -58,6 +58,7 @@ def nothing_fits(spec: Spec, closest: Strategy, tried: int) -> TitanError:
     notes = (
         Note(f"closest: {describe(closest)}"),
         Note(f"pipeline rank {worst.pipeline} holds {listed}"),
+        *([Note(f"host memory: {_gib(ledger.host)} of {_gib(ledger.host_limit)} per device")] if ledger.host else ()),
         *_hints(spec, closest, dict(worst.components), limit),
     )
     message = (
@@ -119,6 +120,7 @@ def describe(s: Strategy) -> str:
     """One line: degrees and the choices that matter."""
     degrees = " ".join(f"{axis}={getattr(s, axis)}" for axis in ("pipeline", "data", "context", "tensor"))
     extra = [f"micro_batch={s.micro_batch}", *_sharding(s), f"recompute={s.recompute}"]
+    extra += [f"offload={s.offload}"] if s.offload != "none" else []
     if s.pipeline > 1:
         extra.append(f"schedule={s.schedule}")
     if s.context > 1:

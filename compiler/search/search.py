@@ -16,13 +16,17 @@ from titan.compiler.cost.shape import read_shape
 from titan.compiler.cost.simulate import Timeline, simulate
 from titan.compiler.search.candidates import NEAR, Candidate, affordable, price, with_stages
 from titan.compiler.search.logits import with_kept_logits
+from titan.compiler.search.offload import WITH_ACTIVATIONS, least_layers
+from titan.compiler.search.offload import sentence as host_sentence
 from titan.compiler.search.orders import finished, with_schedules
 from titan.compiler.search.reasons import reasons
 from titan.compiler.search.refuse import nothing_fits, nothing_legal
 from titan.compiler.search.space import Space, allowed, enumerate_space, shardings
 from titan.compiler.search.tiers import Counts, sentence, with_tiers
 from titan.compiler.spec.legality import is_legal
+from titan.compiler.spec.wishes import Wish
 from titan.compiler.strategy import Strategy
+from titan.grammar.diagnostics import TitanError
 
 if TYPE_CHECKING:
     from titan.compiler.plan.program import Plan
@@ -105,10 +109,41 @@ def fitting_by_estimate(spec: Spec) -> list[Candidate]:
 
 
 def search(spec: Spec, risk: bool = True) -> SearchResult:
-    """The fastest plan that fits; where there is none and `risk` is allowed, the fastest that is at risk.
+    """The fastest plan that fits; else, where `risk` is allowed, the fastest that is at risk; where there is
+    none either, the fastest that keeps something in host memory.
 
     Raises TitanError T302 when no layout is legal (exit code 2), T301 when none fits (exit code 3).
     """
+    try:
+        return _search(spec, risk)
+    except TitanError as refused:
+        found = _with_host(spec, risk) if refused.exit_code == 3 else None
+        if found is None:
+            raise
+        return found
+
+
+def _with_host(spec: Spec, risk: bool) -> SearchResult | None:
+    """`both` first: where not even that fits, nothing less does."""
+    best: SearchResult | None = None
+    for word in allowed(spec, "offload")[:0:-1]:
+        pinned = replace(spec, parallel=replace(spec.parallel, offload=Wish("=", (word,))))
+        try:
+            found = _search(pinned, risk)
+        except TitanError:
+            if best is None:
+                return None
+            continue
+        best = found if best is None or found.timeline.step < best.timeline.step else best
+    if best is None:
+        return None
+    why = ("offload", "search", "without it nothing fits")
+    reasons = tuple(why if reason[0] == "offload" else reason for reason in best.strategy.reasons)
+    strategy = replace(best.strategy, reasons=reasons)
+    return replace(best, strategy=strategy, plan=lower_again(spec, strategy))
+
+
+def _search(spec: Spec, risk: bool) -> SearchResult:
     started = time.perf_counter()
     estimator, limit = estimator_of(spec), memory_limit(spec)
     space = enumerate_space(spec)
@@ -132,6 +167,7 @@ def search(spec: Spec, risk: bool = True) -> SearchResult:
     best = min(finalists, key=lambda f: f.timeline.step)  # of equal ones the first: `ranked` is in a fixed order
     best = _sharded_best(spec, estimator, best, closed)
     best = _layer_by_layer(spec, best, estimator.machine, limit)
+    best = _on_host(spec, best, estimator.machine, limit)
     return SearchResult(
         best.strategy,
         best.plan,
@@ -224,6 +260,25 @@ def _layer_by_layer(spec: Spec, best: Finalist, machine: Machine, limit: int) ->
     if timeline.step >= best.timeline.step or ledger.verdict != "fits":
         return best
     strategy = replace(strategy, reasons=_explained(strategy, counts))
+    return Finalist(strategy, lower_again(spec, strategy), timeline, ledger)
+
+
+def _on_host(spec: Spec, best: Finalist, machine: Machine, limit: int) -> Finalist:
+    """The same plan with activations on the host in place of recompute, where that is faster."""
+    word = WITH_ACTIVATIONS.get(best.strategy.offload, "none")
+    free = _free_tiers(spec, replace(best.strategy, recompute="none")) and word in allowed(spec, "offload")
+    if best.strategy.recompute in ("none", "adaptive") or not free:
+        return best
+    found = least_layers(spec, best.strategy, machine, limit)
+    if found is None:
+        return best
+    strategy, plan = found
+    ledger, timeline = memory_ledger(plan, machine, limit), simulate(plan, machine)
+    if timeline.step >= best.timeline.step or ledger.verdict != "fits":
+        return best
+    why = {"offload": host_sentence(strategy), "recompute": "the host holds what would not fit"}
+    reasons = tuple((k, o, why.get(k, text)) for k, o, text in strategy.reasons)
+    strategy = replace(strategy, reasons=reasons)
     return Finalist(strategy, lower_again(spec, strategy), timeline, ledger)
 
 

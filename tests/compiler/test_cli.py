@@ -149,7 +149,7 @@ def test_a_warning_does_not_stop_a_plan(tmp_path: Path, capsys: pytest.CaptureFi
 def test_nothing_fits_is_three(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spec = tmp_path / "large.titan"
     text = (ROOT / "examples" / "llama3_70b_1024gpu.titan").read_text()
-    spec.write_text(text.replace("nodes = 128", "nodes = 1"))
+    spec.write_text(text.replace("nodes = 128", "nodes = 1, host_memory = none"))
     code, _, err = titan(capsys, "plan", str(spec), "-o", str(tmp_path / "large.plan"))
     assert code == 3, err
     assert err.count("error T3") == 1

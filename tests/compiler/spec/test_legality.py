@@ -56,7 +56,7 @@ MIXTURE = """model {
         ("T247", {"stages": (4, 2, 2)}, {}),
         ("T248", {"stages": (8, 0)}, {}),
         ("T249", {"pipeline": 8, "data": 1, "tensor": 1, "stages": ()}, {"layers": 7}),
-        ("T259", {"offload": "activations"}, {}),
+        ("T259", {"offload": "optimizer", "late_check": True}, {}),
         ("T224", {"zero": 4}, {}),
         ("T255", {"zero": 3, "shard": 3}, {}),
         ("T256", {"zero": 2, "reduce": "once"}, {}),

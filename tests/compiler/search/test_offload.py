@@ -1,0 +1,91 @@
+"""What the search moves to the host: nothing where all fits, else as little as it takes, and only as far as it goes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from titan.compiler.cost.machine import read_machine
+from titan.compiler.cost.memory import memory_ledger
+from titan.compiler.cost.simulate import simulate
+from titan.compiler.lower import lower
+from titan.compiler.plan.host import host_memory
+from titan.compiler.plan.sizes import Sizes
+from titan.compiler.search.offload import least_layers
+from titan.compiler.search.search import search
+from titan.compiler.spec.resolve import resolve
+from titan.compiler.spec.schema import Spec
+from titan.compiler.strategy import Strategy
+from titan.compiler.verify.proofs import verify
+from titan.grammar.diagnostics import TitanError
+from titan.grammar.parser import parse
+
+LAYERS = 6
+
+
+def spec_of(memory: str, host: str = "256 GiB", link: str = "64 GB/s", parallel: str = "") -> Spec:
+    """Two devices with little memory and a quick or a slow way to their host."""
+    text = f"""import models.llama
+import clusters.nvidia
+model = llama.llama3_8b with {{ layers = {LAYERS} * dense {{ ffn = 14336 }}, vocab = 32000 }}
+cluster = nvidia.dgx_h100 with {{
+    devices_per_node = 2, device = nvidia.h100_sxm with {{ memory = {memory} }}
+    host_memory = {host}, host_link = link {{ bandwidth = {link}, latency = 10 us }}
+}}
+train {{ sequence = 4Ki, global_batch = 16, precision = bf16, data = synthetic(100) }}
+parallel {{ data = 2
+    {parallel} }}
+"""
+    return resolve(parse(text, "away.titan"), Path())
+
+
+def test_nothing_moves_where_everything_fits() -> None:
+    assert search(spec_of("60 GiB")).strategy.offload == "none"
+
+
+def test_state_moves_where_nothing_else_makes_it_fit() -> None:
+    spec = spec_of("20 GiB")
+    found = search(spec)
+    assert found.strategy.offload in ("optimizer", "both") and found.ledger.verdict == "fits"
+    assert all(proof.ok for proof in verify(found.plan).values())
+    with pytest.raises(TitanError) as refused:
+        search(replace(spec, cluster=spec.cluster.model_copy(update={"host_memory": None})))
+    assert refused.value.diagnostics[0].code == "T301"
+
+
+def test_host_memory_has_a_limit_too() -> None:
+    with pytest.raises(TitanError) as refused:
+        search(spec_of("20 GiB", host="4 GiB"))
+    assert refused.value.diagnostics[0].code == "T301"
+
+
+def full(spec: Spec) -> Strategy:
+    return Strategy(data=2, zero=1, recompute="full", micro_batch=4, micro_batches=2, stages=(LAYERS,))
+
+
+def test_no_fewer_layers_would_do() -> None:
+    spec = spec_of("80 GiB", link="400 GB/s")
+    machine, plain = read_machine(spec.cluster.model_dump()), replace(full(spec), recompute="none")
+    most, least = (
+        memory_ledger(lower(spec, replace(plain, offload=o)), machine).upper for o in ("none", "activations")
+    )
+    limit = (most + least) // 2
+    found = least_layers(spec, full(spec), machine, limit)
+    assert found is not None
+    strategy, plan = found
+    assert memory_ledger(plan, machine, limit).verdict == "fits"
+    fewer = replace(strategy, offloaded=tuple(range((len(strategy.offloaded) or LAYERS) - 1)))
+    fewer = fewer if fewer.offloaded else replace(fewer, offload="none")
+    assert memory_ledger(lower(spec, fewer), machine, limit).verdict != "fits"
+
+
+def test_a_quick_link_hides_its_copies_and_a_slow_one_does_not() -> None:
+    """Against the same plan without offload: its step and what it must move at least."""
+    plain = simulate(lower(spec_of("80 GiB"), replace(full(spec_of("80 GiB")), recompute="none"))).step
+    away = replace(full(spec_of("80 GiB")), recompute="none", offload="activations", offloaded=(0, 1, 2))
+    quick = lower(spec_of("80 GiB", link="2 TB/s"), away)
+    assert plain <= simulate(quick).step < 1.01 * plain
+    slow = lower(spec_of("80 GiB", link="4 GB/s"), away)
+    one_batch = host_memory(slow.roles[0], Sizes(slow))["activations"]
+    assert simulate(slow).step > 2 * one_batch / 4  # ns of two micro-batches one way at full rate
