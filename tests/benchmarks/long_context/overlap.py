@@ -7,7 +7,6 @@ of the two ranks' times: the other rank also waits for this one to come so far, 
 from __future__ import annotations
 
 import statistics
-import subprocess
 import time
 from dataclasses import replace
 from functools import cache
@@ -23,7 +22,7 @@ from titan.runtime.attention_blocks import attention_block, attention_block_back
 
 from tests.benchmarks.long_context.model import HEADS, LAYERS, SIZE, WIDTH, Form, plan
 from tests.benchmarks.long_context.ranks import Ran, run
-from tests.benchmarks.slow_link import End, missing, slow_link
+from tests.benchmarks.slow_link import End, Impossible, slow_link
 
 PAIR = Form(2)
 PROBED = 4096  # tokens of the block whose speed prices attention
@@ -54,13 +53,10 @@ def _at_once(block: Block) -> Block:
 def overlap(tokens: int, steps: int, rates: tuple[int, ...]) -> dict[str, Any]:
     """One case per rate of the link, in megabits per second; the smallest share hidden of those whose blocks last
     longer than their transfers."""
-    reason = missing()
-    if reason:
-        return {"skipped": reason}
     try:
         cases = [_case(tokens, steps, rate) for rate in rates]
-    except (OSError, subprocess.CalledProcessError) as error:
-        return {"skipped": f"no namespaces: {error}"}
+    except Impossible as reason:
+        return {"skipped": str(reason)}
     able = [case["hidden_share"] for case in cases if case["block_seconds"] > case["transfer_seconds"]]
     return {"hidden_share": min(able, default=None), "cases": cases}
 

@@ -28,7 +28,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import FileStore
 
 from tests.benchmarks.long_context.model import VOCAB
-from tests.benchmarks.slow_link import End, enter
+from tests.benchmarks.slow_link import End
 from tests.runtime.alone import Storages
 
 
@@ -90,10 +90,10 @@ def run(found: Plan, steps: int, ends: tuple[End, ...] = (), watching: Watching 
 def _rank(rank: int, found: Plan, steps: int, folder: Path, ends: tuple[End, ...], watching: Watching) -> None:
     torch.set_num_threads(1)
     if ends:
-        enter(ends[rank][0])
+        ends[rank].enter()
     sent = _count_bytes()
     store = FileStore(str(folder / "store"), found.mesh.world_size)
-    transport = ProcessGroupTransport(found, rank, store, interface=ends[rank][1] if ends else "lo")
+    transport = ProcessGroupTransport(found, rank, store, interface=ends[rank].interface if ends else "lo")
     watch = Watch(found, rank)
     state, source = allocate(found, rank), SyntheticSource(VOCAB, seed=3)
     executable = Executable(found, rank, transport, state, source, delay=watch)

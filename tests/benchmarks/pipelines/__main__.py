@@ -18,11 +18,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tests.benchmarks.pipelines.link import Impossible, slow_link
 from tests.benchmarks.pipelines.ratios import Ratio, ratio
+from tests.benchmarks.slow_link import Impossible, slow_link
 
 ROOT = Path(__file__).parents[3]
-RATE = "150mbit"
+RATE = 150  # megabits per second of the slow link
 PEAKS = ("torch GPipe", "torch 1F1B", "torch Interleaved1F1B", "torch ZBVZeroBubble", "torch DualPipeV", "gpipe",
          "one_f_one_b", "interleaved", "zero_bubble_v", "dualpipe_v")  # fmt: skip
 SAME = {"torch GPipe": "titan gpipe", "torch 1F1B": "titan one_f_one_b", "torch Interleaved1F1B": "titan interleaved",
@@ -123,13 +123,13 @@ def rate_limited(rounds: int, micro_batches: int) -> dict[str, Any]:
     names += "|torch DualPipeV|one_f_one_b|zero_bubble_h1|zero_bubble_h2|zero_bubble_v|solved"
     names += "|solved, one chunk|solved, one chunk, one more"
     try:
-        with slow_link(RATE) as link:
+        with slow_link(RATE) as ends:
             arguments = ["--names", names, "--rounds", str(rounds), "--micro-batches", str(micro_batches)]
-            results = run(arguments, link.prefixes, link.interfaces)
+            results = run(arguments, [end.prefix for end in ends], [end.interface for end in ends])
     except (Impossible, Failed) as reason:
         return {"skipped": str(reason).strip()[-300:]}
     found = figures(slowest(results))
-    return {"rate": RATE, **found}
+    return {"rate": f"{RATE}mbit", **found}
 
 
 def say(text: str) -> None:
