@@ -66,6 +66,8 @@ class Operator:
     wide          names whose gradients are float32 (float64 in a float64 run) whatever their dtype: sums of many parts
     resizes       labels whose dims have another length in the results (slots of tokens, narrower heads), as `typing`
                   says; how they are sharded carries over
+    identity      the result is the operand itself
+    hands_on      operands whose gradient is the result's own or a view of it, where both have one dtype
     plan_only     planned, proved and priced, but not run yet: the runtime has no file for it
     typing        attributes, operand types -> (dtype, local shape) of every result
     flops         attributes, operand types -> Flops
@@ -90,6 +92,8 @@ class Operator:
     accumulates: tuple[tuple[str, str], ...] = ()
     wide: tuple[str, ...] = ()
     resizes: str = ""
+    identity: bool = False
+    hands_on: tuple[str, ...] = ()
     plan_only: bool = False
 
     @property
@@ -196,7 +200,7 @@ _ROWS = (
     ),
     Operator(
         "add_positions", ("x", "table"), ("out",), "bsh,ph->bsh", _same, _elementwise(1, 0),
-        parameters=("table",), whole="hp", weight_with_input=True,
+        parameters=("table",), whole="hp", weight_with_input=True, hands_on=("x",),
     ),
     Operator(
         "linear", ("x", "weight"), ("out",), "bsk,nk->bsn", _linear_type, _linear_flops,
@@ -204,7 +208,7 @@ _ROWS = (
     ),
     Operator(
         "bias", ("x", "bias"), ("out",), "bsn,n->bsn", _same, _elementwise(1, 0),
-        parameters=("bias",), weight_with_input=True,
+        parameters=("bias",), weight_with_input=True, hands_on=("x",),
     ),
     Operator(
         "rms_norm", ("x", "gain"), ("out", "rstd"), "bsh,h->bsh", _norm_type(1), _elementwise(4, 8),
@@ -221,8 +225,14 @@ _ROWS = (
         "attention", ("q", "k", "v"), ("out", "lse"), "bsn,btm,btm->bsn", _attention_type, _attention_flops,
         auxiliary=("lse",), whole="t", saves=("q", "k", "v", "out", "lse"),
     ),
-    Operator("wide_gradient", ("x",), ("out",), "bsn->bsn", _same, lambda a, i: Flops(0.0), wide=("out",)),
-    Operator("pack_keys", ("k", "v"), ("kv",), "bsm,bsm->cbsm", _pair_type, lambda a, i: Flops(0.0), wide=("kv",)),
+    Operator(
+        "wide_gradient", ("x",), ("out",), "bsn->bsn", _same, lambda a, i: Flops(0.0),
+        wide=("out",), identity=True, hands_on=("x",),
+    ),
+    Operator(
+        "pack_keys", ("k", "v"), ("kv",), "bsm,bsm->cbsm", _pair_type, lambda a, i: Flops(0.0),
+        wide=("kv",), hands_on=("k", "v"),
+    ),
     Operator(
         "attention_block", ("q", "kv"), ("out", "lse"), "bsn,cbtm->bsn", _block_type, _block_flops,
         auxiliary=("lse",), saves=("q", "kv", "out", "lse"), alone=True, wide=("q", "kv"),
@@ -285,11 +295,12 @@ _ROWS = (
     Operator(
         "add_positions_documents", ("x", "table", "starts"), ("out",), "bsh,ph,bs->bsh", _same, _elementwise(1, 0),
         parameters=("table",), data=("starts",), whole="hp", saves=("starts",), weight_with_input=True,
+        hands_on=("x",),
     ),
     Operator("swiglu", ("gate", "up"), ("out",), "bsf,bsf->bsf", _same, _elementwise(5, 10), saves=("gate", "up")),
     Operator("gelu", ("x",), ("out",), "bsf->bsf", _same, _elementwise(8, 12), saves=("x",)),
     Operator("relu", ("x",), ("out",), "bsf->bsf", _same, _elementwise(1, 1), saves=("out",)),
-    Operator("add", ("a", "b"), ("out",), "bsh,bsh->bsh", _same, _elementwise(1, 0)),
+    Operator("add", ("a", "b"), ("out",), "bsh,bsh->bsh", _same, _elementwise(1, 0), hands_on=("a", "b")),
     Operator("dropout", ("x",), ("out",), "bsh->bsh", _same, _elementwise(2, 2), whole="h"),
     Operator(
         "vocab_max", ("logits",), ("peak",), "bsv->bs", _vocab_max_type, _elementwise(1, 0),

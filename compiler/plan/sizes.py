@@ -12,12 +12,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from titan.compiler.plan.instruction import HOST, Instruction, type_name
-from titan.compiler.plan.operators import DTYPE_BYTES, Flops
-from titan.compiler.plan.program import Block, Plan, Role
+from titan.compiler.plan.inside import Inside
+from titan.compiler.plan.instruction import HOST, Instruction, base_name, original, type_name
+from titan.compiler.plan.operators import DTYPE_BYTES, Flops, statistics_dtype
+from titan.compiler.plan.program import Plan, Role
 from titan.compiler.plan.segment import parse_unit
+from titan.compiler.plan.staging import NOTHING, Staging, staging
+from titan.compiler.plan.storages import block_profile
+from titan.compiler.plan.tensor import TensorType
 from titan.compiler.plan.tiers import layer_of, start_tiers
-from titan.compiler.plan.workspace import rebuild_flops, segment_flops, segment_workspace
+from titan.compiler.plan.workspace import rebuild_flops, segment_flops, segment_inside
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +32,8 @@ class Traffic:
     wire: int
 
 
+WIDENED = 1 << 19  # bytes of a gradient in float64 that the norm forms at once on CPU
+STRETCH = 1 << 18  # elements of a clipped gradient that the optimizer forms at once
 _NO_TRAFFIC = Traffic(0, 0)
 
 
@@ -44,7 +50,9 @@ class Sizes:
         self._types: dict[str, int] = {}
         self._registers: dict[str, int] = {}
         self._flops: dict[str, Flops] = {}
-        self._workspace: dict[tuple[str, str, tuple[str, ...], str], int] = {}
+        self._inside: dict[tuple[str, str, tuple[str, ...], str, tuple[str, ...]], Inside] = {}
+        self._staged: dict[tuple[str, ...], Staging] = {}
+        self._issued: dict[int, dict[str, Staging]] = {}
 
     @cached_property
     def start(self) -> dict[int, str]:
@@ -112,16 +120,94 @@ class Sizes:
             "backward_weight": work.backward_weight,
         }.get(instruction.opcode, 0.0)
 
-    def workspace(self, instruction: Instruction) -> int:
-        """Bytes that a compute instruction needs beside what it reads and writes, while it runs."""
-        if not instruction.unit:
-            return 0
+    def inside(self, instruction: Instruction) -> Inside:
+        """What a compute instruction holds while it runs."""
         name = parse_unit(instruction.unit)[0]
         pieces = tuple(w.partition(".")[0] for w in instruction.writes if w.startswith(("f.", "fs.", "fn.")))
-        key = (name, instruction.opcode, pieces, str(instruction.attribute("tier")))
-        if key not in self._workspace:
-            self._workspace[key] = segment_workspace(self.plan.segment_table[name], *key[1:])
-        return self._workspace[key]
+        carried = tuple(w for w in str(instruction.attribute("carry")).split(",") if w)
+        key = (name, instruction.opcode, pieces, str(instruction.attribute("tier")), carried)
+        if key not in self._inside:
+            self._inside[key] = segment_inside(self.plan.segment_table[name], *key[1:])
+        return self._inside[key]
+
+    def workspace(self, instruction: Instruction) -> int:
+        """Bytes that an instruction needs beside what it reads and writes, while it runs."""
+        if instruction.unit:
+            found = self.inside(instruction)
+            return found.peak - found.left
+        if instruction.opcode == "optimizer_step" and self.plan.setting("train.clip"):
+            return min(self._owned(instruction.reads[0]), STRETCH * self._statistic)
+        if instruction.opcode == "grad_norm" and self._host and self._statistic < 8:
+            most = max(map(self._owned, instruction.reads), default=0)
+            return min(8 // self._statistic * most, WIDENED)
+        return 0
+
+    @cached_property
+    def _statistic(self) -> int:
+        """Bytes of an element of gradients."""
+        return max((DTYPE_BYTES[gradient_dtype(bucket.dtype)] for bucket in self.plan.buckets), default=4)
+
+    def _owned(self, gradient: str) -> int:
+        """Bytes of the part of a gradient that this rank updates."""
+        bucket = self.plan.bucket_of(gradient)
+        return bucket.local("o", self.plan.shard_degree(bucket)) * self._statistic
+
+    def tables(self, role: Role) -> int:
+        """Bytes of the cosines and sines that rotary positions keep: of forward and of backward."""
+        names = {parse_unit(i.unit)[0] for block in role.blocks for i in block.instructions if i.unit}
+        found = {
+            (kind.shape[1], int(attributes["head_dim"]), statistics_dtype(kind.dtype), call.attributes)
+            for name in names
+            for call in self.plan.segment_table[name].body
+            if call.operator == "rope"
+            for kind, attributes in ((self.plan.segment_table[name].types[call.operands[0]], dict(call.attributes)),)
+        }
+        return sum(4 * length * width * DTYPE_BYTES[dtype] for length, width, dtype, _ in found)
+
+    def values(self, name: str) -> tuple[int, ...]:
+        """Bytes of the values that a register holds: several of a frame."""
+        kind, _, unit = original(name).removeprefix("r.").partition(".")
+        if kind not in ("f", "fs", "fn", "wf"):
+            return (self.register(name),)
+        segment = self.plan.segment_table[parse_unit(unit)[0]]
+        held = segment.weight_frame if kind == "wf" else segment.pieces[kind]
+        return tuple(segment.types[value.removeprefix("d.")].bytes for value in held)
+
+    @cached_property
+    def _host(self) -> bool:
+        """Whether ranks compute on CPUs, which gloo joins."""
+        return not any((self.plan.setting("cluster", {}).get("device", {}).get("peak") or {}).values())
+
+    def staged(self, issue: Instruction) -> Staging:
+        """What the transport holds for an asynchronous instruction."""
+        if issue.row.kind in ("transfer", "host") or issue.opcode in ("unshard", "broadcast"):
+            return NOTHING
+        key = (issue.opcode, base_name(issue.writes[0]), *issue.reads, issue.group)
+        if key not in self._staged:
+            self._staged[key] = self._staging(issue)
+        return self._staged[key]
+
+    def issued(self, role: Role) -> dict[str, Staging]:
+        """The same for all that a role's blocks issue, by the base name of the pending register."""
+        if role.pipeline not in self._issued:
+            issues = [i for block in role.blocks for i in block.instructions if i.row.asynchronous]
+            issues.sort(key=lambda i: i.row.kind == "transfer")  # of one name those are waited for in other blocks
+            self._issued[role.pipeline] = {base_name(i.writes[0]): self.staged(i) for i in issues}
+        return self._issued[role.pipeline]
+
+    def _staging(self, issue: Instruction) -> Staging:
+        members, result = self.plan.group_size(issue.group), self.register(issue.writes[0])
+        if issue.opcode != "reduce_grad":
+            (name,) = issue.reads
+            operand = self.plan.types.get(type_name(name)) or self.plan.types[type_name(issue.writes[0])]
+            return staging(issue, operand, result, members, self._host)
+        bucket = self.plan.bucket_of(issue.updates[0])
+        dtype = gradient_dtype(bucket.dtype)
+        elements = self.whole_bucket(f"g.{bucket.name}") if issue.reads else self.held_bucket(issue.updates[0])
+        elements //= DTYPE_BYTES[dtype]
+        if issue.attribute("mode") == "all_reduce_shard" and "g" not in bucket.sharded:
+            elements //= self.plan.group_size(str(issue.attribute("shard")))
+        return staging(issue, TensorType(dtype, (elements,)), result, members, self._host)
 
     def whole_bucket(self, name: str) -> int:
         """Bytes of a whole bucket: parameters `p.l0`, `w.l0:i` in their dtype, gradients `g.l0`, `dw.l0:i` so."""
@@ -213,43 +299,12 @@ class Liveness:
     curve: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Profile:
-    """A block relative to its beginning: net change, and the instruction where registers plus workspace are highest."""
-
-    change: int
-    height: int  # live registers there
-    workspace: int
-    index: int
-
-
-def block_profile(block: Block, sizes: Sizes) -> Profile:
-    """Registers count from the instruction that issues their write (a receive too) to the end of their `free`."""
-    live = height = workspace = 0
-    top, index = -1, 0
-    register = sizes.register
-    for n, instruction in enumerate(block.instructions):
-        opcode = instruction.opcode
-        if opcode == "wait" or not sizes.runs(instruction):
-            continue
-        if opcode == "free":
-            for name in instruction.reads:
-                live -= register(name)
-            continue
-        for name in instruction.writes:
-            live += register(name)
-        needed = sizes.workspace(instruction) if instruction.unit else 0
-        if live + needed > top:
-            top, height, workspace, index = live + needed, live, needed, n
-    return Profile(live, height, workspace, index)
-
-
 def liveness(plan: Plan, role: Role, order: str = "train", sizes: Sizes | None = None) -> Liveness:
     """Walks the calls of an order; exact for the registers, in bytes on one rank."""
     sizes = sizes or Sizes(plan)
     calls = role.order(order)
     used = {call.block for call in calls}
-    profiles = {block.name: block_profile(block, sizes) for block in role.blocks if block.name in used}
+    profiles = {block.name: block_profile(block, sizes, role) for block in role.blocks if block.name in used}
     live = 0
     best = (0, 0, 0, (-1, -1))
     curve: list[int] = []
@@ -267,13 +322,15 @@ _COMPONENT = {"parameters": "parameters", "gradients": "gradients", "optimizer":
 
 
 def memory_by_component(plan: Plan, role: Role, sizes: Sizes | None = None) -> dict[str, int]:
-    """Bytes of a role on the device: `parameters`, `gradients`, `optimizer`, `buffers` (the rest), `activations` and
-    `workspace` at the highest moment of any order. Their sum is the peak of what the plan itself holds there."""
+    """Bytes of a role on the device: `parameters`, `gradients`, `optimizer`, `buffers` (the rest, and tables of
+    positions), `activations` and `workspace` at the highest moment of any order. Their sum is the peak of what the plan
+    itself holds there."""
     sizes = sizes or Sizes(plan)
     found = dict.fromkeys(("parameters", "gradients", "optimizer", "buffers"), 0)
     for buffer in role.buffers:
         if buffer.place == "device":
             found[_COMPONENT.get(buffer.kind, "buffers")] += buffer.bytes
+    found["buffers"] += sizes.tables(role)
     walks = [liveness(plan, role, name, sizes) for name, _ in role.orders]
     highest = max(walks, key=lambda walk: walk.peak, default=Liveness(0, 0, 0, (-1, -1), ()))
     return {**found, "activations": highest.registers, "workspace": highest.workspace}

@@ -4,6 +4,10 @@ Loopback, one process and plain autograd in float64 must agree on loss, every gr
 1e-9 over two steps. By default: every mesh of up to 16 ranks x sequence parallelism, ZeRO-1, full recompute, uneven
 stages, tied head and odd vocabulary, all other switches and kinds of models taking turns (about an hour of one core);
 `--all` crosses those too (days); `--quick` is the pairwise sample of the tests. `--part` does the I-th of N shares.
+
+`memory_worst_pct` is the largest gap between predicted and measured bytes of a rank, of its peak and of what its
+registers hold between instructions, over all cells (`memory_worst` says which); `memory_outside` counts cells beyond
+2 %.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from titan.grammar.diagnostics import TitanError
 
 from tests.equivalence.comparison import TOLERANCE, mismatches
 from tests.equivalence.configurations import RANKS, Configuration, grid, meshes, pairwise, possible, switches
+from tests.equivalence.memory import worst
 
 QUICK_SECONDS = 150.0  # a quick run ends within three minutes whatever the machine; it says how many it did
 
@@ -81,11 +86,21 @@ def check(configuration: Configuration) -> list[str]:
         return [f"{type(error).__name__}: {error}"]
 
 
+def memory(configuration: Configuration) -> float:
+    """Percent; infinite where the plan cannot be made or run."""
+    try:
+        return worst(configuration)
+    except (TitanError, ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError):
+        return float("inf")
+
+
 def run(configurations: Iterator[Configuration], seconds: float | None) -> dict[str, object]:
     """`failures` lists each mismatching cell with what differs."""
     start, done, failures = time.monotonic(), 0, {}
+    gaps: dict[str, float] = {}
     for configuration in configurations:
         found = check(configuration)
+        gaps[str(configuration)] = memory(configuration)
         done += 1
         if found:
             failures[str(configuration)] = found[:5]
@@ -98,6 +113,9 @@ def run(configurations: Iterator[Configuration], seconds: float | None) -> dict[
         "configurations": done,
         "mismatches": len(failures),
         "tolerance": TOLERANCE,
+        "memory_worst_pct": max(gaps.values(), default=0.0),
+        "memory_worst": max(gaps, key=lambda name: gaps[name], default=""),
+        "memory_outside": sum(gap > 2.0 for gap in gaps.values()),
         "seconds": round(time.monotonic() - start, 1),
         "failures": failures,
     }
@@ -117,8 +135,11 @@ def main() -> int:
     if options.json:
         print(json.dumps(found))
     else:
-        print(f"{found['configurations']} configurations, {found['mismatches']} mismatches, {found['seconds']} s")
-    return 1 if found["mismatches"] else 0
+        print(
+            f"{found['configurations']} configurations, {found['mismatches']} mismatches, memory within"
+            f" {found['memory_worst_pct']:.2f} %, {found['seconds']} s"
+        )
+    return 1 if found["mismatches"] or found["memory_outside"] else 0
 
 
 if __name__ == "__main__":

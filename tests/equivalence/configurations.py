@@ -223,19 +223,20 @@ def layers_per_stage(c: Configuration) -> tuple[int, ...]:
     return (1,) * count
 
 
-def spec_of(c: Configuration, precision: str = "fp64") -> Spec:
-    """A model just large enough for the layout: every rank has a head, a column of ffn and a place of the sequence."""
+def spec_of(c: Configuration, precision: str = "fp64", scale: int = 1) -> Spec:
+    """A model just large enough for the layout: every rank has a head, a column of ffn and a place of the sequence;
+    `scale`: how many times as wide and as long."""
     parts = c.tensor * c.context
     per_rank = parts if c.context_form == "heads" else c.tensor
     kv_heads = {"kv_one": 1, "kv_few": max(1, c.tensor // 2)}.get(c.family, per_rank)
     llama = c.family in ("llama", "window")
     heads = lcm(2, per_rank) if llama or c.family.startswith("kv") else per_rank
     heads = heads * 2 if heads == kv_heads and llama else heads
-    vocab = 37 if c.odd else 8 * c.tensor
-    sequence = parts * -(-8 // parts) * (2 if c.context_form == "ring" else 1) - c.filled
+    vocab = (37 if c.odd else 8 * c.tensor) * scale
+    sequence = scale * parts * -(-8 // parts) * (2 if c.context_form == "ring" else 1) - c.filled
     text = _MODELS["gpt2" if c.family in ("gpt2", "dropout") else "llama"].format(
-        vocab=vocab, heads=heads, kv_heads=kv_heads, layers=_layers(c, c.tensor * -(-12 // c.tensor)),
-        tied=str(c.tied).lower(), sequence=sequence,
+        vocab=vocab, heads=heads, kv_heads=kv_heads, layers=_layers(c, scale * c.tensor * -(-12 // c.tensor)),
+        hidden=16 * scale, width=4 * scale, tied=str(c.tied).lower(), sequence=sequence,
         dropout=0.25 if c.family == "dropout" else 0,
     )  # fmt: skip
     strategy = strategy_of(c)
@@ -264,14 +265,14 @@ def with_train(spec: Spec, **changes: Any) -> Spec:
 
 _MODELS = {
     "llama": """model = model {{
-    vocab = {vocab}, hidden = 16, layers = {layers}, max_positions = {sequence}
-    attention = gqa {{ heads = {heads}, kv_heads = {kv_heads}, head_dim = 4 }}, norm = rms_norm
+    vocab = {vocab}, hidden = {hidden}, layers = {layers}, max_positions = {sequence}
+    attention = gqa {{ heads = {heads}, kv_heads = {kv_heads}, head_dim = {width} }}, norm = rms_norm
     positions = rope, rope = {{ theta = 10000 }}, tied = {tied}, dropout = {dropout}, init_std = 0.3
 }}""",
     "gpt2": """model = model {{
-    vocab = {vocab}, hidden = 16, max_positions = {sequence}, norm = layer_norm, positions = learned
+    vocab = {vocab}, hidden = {hidden}, max_positions = {sequence}, norm = layer_norm, positions = learned
     layers = {layers}
-    attention = gqa {{ heads = {heads}, kv_heads = {kv_heads}, head_dim = 4, bias = true, out_bias = true }}
+    attention = gqa {{ heads = {heads}, kv_heads = {kv_heads}, head_dim = {width}, bias = true, out_bias = true }}
     tied = {tied}, dropout = {dropout}, init_std = 0.3
 }}""",
 }

@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from titan.compiler.plan.program import Plan
+from titan.runtime.data import SyntheticSource
+from titan.runtime.interpreter import Executable
+from titan.runtime.operators import rope
+from titan.runtime.state import allocate
 from titan.runtime.transport.base import Channel, Communicator, Finished, Handle, Signature, Transport
+from titan.runtime.transport.process_group import ProcessGroupCommunicator
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -22,41 +28,71 @@ class Sent:
     wire: int
 
 
-class EchoCommunicator(Communicator):
+class _Done:
+    """Work that is done."""
+
+    def is_completed(self) -> bool:
+        return True
+
+    def wait(self, *_: Any) -> None: ...
+
+
+class _Backend:
     """Every other member has what this one has: shapes and allocations are those of a real run, sums are not."""
 
-    __slots__ = ("_sent", "_stream")
+    def __init__(self, members: int, stream: str, sent: list[Sent]) -> None:
+        self._members, self._stream, self._sent = members, stream, sent
 
-    def __init__(self, members: tuple[int, ...], rank: int, stream: str, sent: list[Sent]) -> None:
-        super().__init__(members, rank)
-        self._stream, self._sent = stream, sent
+    def note(self, kind: str, whole: int, passes: int) -> None:
+        self._sent.append(Sent(self._stream, kind, whole, passes * whole * (self._members - 1) // self._members))
 
-    def sent(self, kind: str, whole: int, passes: int) -> None:
-        self._sent.append(Sent(self._stream, kind, whole, passes * whole * (self.size - 1) // self.size))
-
-    def _gather(self, value: Tensor, signature: Signature, out: Tensor | None = None) -> Handle:
-        self.sent("all_gather", value.nbytes * self.size, 1)
-        whole = value.new_empty((self.size, *value.shape)) if out is None else out
-        for part in whole:
+    def _allgather_base(self, whole: Tensor, value: Tensor) -> _Done:
+        for part in whole.view(self._members, -1):
             if part.data_ptr() != value.data_ptr():
                 part.copy_(value)
-        return Finished(whole)
+        return _Done()
+
+    def alltoall_base(self, received: Tensor, parts: Tensor, *_: Any) -> _Done:
+        received.copy_(parts)
+        return _Done()
+
+    def allreduce(self, *_: Any) -> _Done:
+        return _Done()
+
+    def broadcast(self, *_: Any) -> _Done:
+        return _Done()
+
+
+class EchoCommunicator(ProcessGroupCommunicator):
+    """The communicator of real processes on CPU, over a backend that answers itself; notes what is asked of it."""
+
+    __slots__ = ("_echo",)
+
+    def __init__(self, members: tuple[int, ...], rank: int, stream: str, sent: list[Sent]) -> None:
+        self._echo = _Backend(len(members), stream, sent)
+        super().__init__(members, rank, self._echo, torch.device("cpu"))
+
+    def _gather(self, value: Tensor, signature: Signature, out: Tensor | None = None) -> Handle:
+        if signature.operation == "all_gather":  # else a sum of little data
+            self._echo.note("all_gather", value.nbytes * self.size, 1)
+        return super()._gather(value, signature, out)
 
     def _exchange(self, parts: Tensor, signature: Signature) -> Handle:
-        self.sent("all_to_all", parts.nbytes, 1)
-        return Finished(parts.clone())
+        if signature.operation == "all_to_all":
+            self._echo.note("all_to_all", parts.nbytes, 1)
+        return super()._exchange(parts, signature)
 
     def _sum_scatter(self, parts: Tensor, signature: Signature) -> Handle:
-        self.sent("reduce_scatter", parts.nbytes, 1)
-        return Finished(parts[self.position].clone())
+        self._echo.note("reduce_scatter", parts.nbytes, 1)
+        return super()._sum_scatter(parts, signature)
 
     def _reduce(self, value: Tensor, signature: Signature, in_place: bool) -> Handle:
-        self.sent("all_reduce", value.nbytes, 2)
-        return Finished(value if in_place else value.clone())
+        self._echo.note("all_reduce", value.nbytes, 2)
+        return super()._reduce(value, signature, in_place)
 
     def _broadcast(self, value: Tensor, root: int, signature: Signature) -> Handle:
-        self.sent("broadcast", value.nbytes, 1)
-        return Finished(value.clone())
+        self._echo.note("broadcast", value.nbytes, 1)
+        return super()._broadcast(value, root, signature)
 
 
 class EchoChannel(Channel):
@@ -113,3 +149,45 @@ class Storages(TorchDispatchMode):
         self._known[key] = weakref.ref(storage, gone)
         self.live += size
         self.peak = max(self.peak, self.live)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Bytes of tensors that one rank holds: `buffers` by the first letter of their names, `resting` the most between
+    two instructions of a step, `peak` the most at any time in it."""
+
+    buffers: dict[str, int]
+    resting: int
+    peak: int
+
+
+def hold(plan: Plan, vocabulary: int, rank: int) -> Held:
+    """Runs the rank alone and counts in its second step, when everything lasting is made."""
+    rope._table.cache_clear()
+    resting = 0
+    with Storages() as storages:
+
+        def between(position: int) -> None:
+            nonlocal resting
+            resting = max(resting, storages.live)
+
+        state = allocate(plan, rank)
+        buffers: dict[str, int] = {}
+        for name, value in state.buffers.items():
+            buffers[name[0]] = buffers.get(name[0], 0) + value.nbytes
+        assert storages.live == sum(buffers.values())
+        source = SyntheticSource(vocabulary, seed=1)
+        executable = Executable(
+            plan,
+            rank,
+            EchoTransport(rank),
+            state,
+            source,
+            delay=between,
+            watermark=lambda _: None,  # type: ignore
+        )
+        for step in range(2):
+            storages.peak, resting = storages.live, 0
+            for handle in executable.run(step):
+                raise AssertionError(f"nothing is waited for here, but {handle}")
+    return Held(buffers, resting, storages.peak)

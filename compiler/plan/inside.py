@@ -1,0 +1,164 @@
+"""What a compute instruction holds while it runs: every storage that it makes, from the first call of its segment's
+body to the last, by the rules of the runtime's bound segments.
+
+A storage is not a value: some operators hand a gradient on as it is (a sum's gradient is that of both operands), and a
+weight frame takes over what the frame and the output gradients hold already. So each value that an instruction writes
+has a root: a value that was given to it (`x` a kept value, `d.x` a gradient), or a storage of its own (a number).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from titan.compiler.plan.operators import DTYPE_BYTES, statistics_dtype
+from titan.compiler.plan.scratch import call_scratch, weight_scratch
+from titan.compiler.plan.segment import Call, Segment
+
+Root = str | int
+
+
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """`peak`: most bytes of storages made by the instruction that are alive at once; `left`: those alive at its end.
+
+    `sizes` are the bytes of its own storages by number; `gradients` the roots of input gradients in order, `frame`
+    those of the weight frame's values (both of a backward only).
+    """
+
+    peak: int
+    left: int
+    sizes: tuple[int, ...] = ()
+    gradients: tuple[Root, ...] = ()
+    frame: tuple[Root, ...] = ()
+
+    @property
+    def shares(self) -> bool:
+        """Whether some written values are not storages of their own."""
+        roots = (*self.gradients, *self.frame)
+        return len(set(roots)) < len(roots) or any(isinstance(root, str) for root in roots)
+
+
+def forward_inside(segment: Segment, body: tuple[Call, ...], made: frozenset[str]) -> Inside:
+    """A forward or a rebuild that leaves the values `made`. What an identity makes is the storage of its operand."""
+    last = {o: n for n, call in enumerate(body) for o in call.operands}
+    held: dict[str, int] = {}
+    live = peak = 0
+    for n, call in enumerate(body):
+        for value in call.results:
+            source = call.operands[0] if call.row.identity else ""
+            handed = source in held and source not in made and last[source] == n
+            held[value] = held.pop(source) if handed else segment.types[value].bytes
+            live += 0 if handed else held[value]
+        peak = max(peak, live + call_scratch(segment, call, False))
+        for value in dict.fromkeys((*call.operands, *call.results)):
+            if value in held and value not in made and last.get(value, n) == n:
+                live -= held.pop(value)
+    return Inside(peak, live)
+
+
+@dataclass
+class _Backward:
+    """The gradients of a backward by their roots, and how many hold each root."""
+
+    segment: Segment
+    sizes: list[int] = field(default_factory=list)
+    holders: dict[int, int] = field(default_factory=dict)
+    roots: dict[str, Root] = field(default_factory=dict)  # of the gradient of a value
+    live: int = 0
+    peak: int = 0
+
+    def new(self, size: int) -> int:
+        self.sizes.append(size)
+        self.holders[len(self.sizes) - 1] = 1
+        self.live += size
+        self.peak = max(self.peak, self.live)
+        return len(self.sizes) - 1
+
+    def hold(self, root: Root) -> Root:
+        if isinstance(root, int):
+            self.holders[root] += 1
+        return root
+
+    def drop(self, root: Root) -> None:
+        if isinstance(root, int):
+            self.holders[root] -= 1
+            self.live -= 0 if self.holders[root] else self.sizes[root]
+
+    def need(self, size: int) -> None:
+        self.peak = max(self.peak, self.live + size)
+
+    def dtype(self, value: str) -> str:
+        kind = self.segment.types[value].dtype
+        return statistics_dtype(kind) if value in self.segment.wide else kind
+
+    def bytes(self, value: str) -> int:
+        """Of the value's gradient."""
+        return self.segment.types[value].elements * DTYPE_BYTES[self.dtype(value)]
+
+    def call(self, call: Call, weights: bool, kept: frozenset[str]) -> None:
+        """The transpose of one call; `kept`: gradients that a weight frame holds until the end."""
+        row, segment = call.row, self.segment
+        main = tuple(segment.final(r) for r in call.results[: len(row.main_results)])
+        operands = list(zip(row.operands, call.operands, strict=True))
+        inputs = [(name, o) for name, o in operands if name not in row.data and name not in row.parameters]
+        zeros = [self.new(self.bytes(r)) for r in main if r not in self.roots]
+        if any(o in segment.differentiable for _, o in inputs):
+            given = self.roots.get(main[0], zeros[0] if zeros else "")
+            found = [(o, self._input(name, o, given, call, main[0])) for name, o in inputs]
+            self.need(call_scratch(segment, call, True))
+            self._add([(o, root) for o, root in found if o in segment.differentiable])
+            for _, root in found:
+                self.drop(root)
+        if weights and not row.weight_with_input:
+            self.need(weight_scratch(segment, call))
+        for root in zeros:
+            self.drop(root)
+        for value in main:
+            if value in self.roots and f"d.{value}" not in kept:
+                self.drop(self.roots.pop(value))
+
+    def _input(self, name: str, operand: str, given: Root, call: Call, result: str) -> Root:
+        if name in call.row.hands_on and self.dtype(operand) == self.dtype(result):
+            return self.hold(given)
+        return self.new(self.bytes(operand))
+
+    def _add(self, found: list[tuple[str, Root]]) -> None:
+        """Sums of what several readers give are made before the summands go."""
+        for operand, root in found:
+            before = self.roots.get(operand)
+            if before is None:
+                self.roots[operand] = self.hold(root)
+            else:
+                self.roots[operand] = self.new(self.bytes(operand))
+                self.drop(before)
+
+
+def backward_inside(segment: Segment, weights: bool, carried: frozenset[str]) -> Inside:
+    """A backward, with the weights' gradients or without; `carried`: inputs to whose gradient others' is added."""
+    state = _Backward(segment)
+    outputs = [segment.final(v) for v in segment.outputs if v in segment.differentiable]
+    state.roots |= {value: f"d.{value}" for value in outputs}
+    kept = frozenset() if weights else frozenset(segment.weight_frame)
+    reached = {v for v in segment.outputs if v in segment.differentiable}
+    for call in reversed(segment.body):
+        if call.row.differentiable and reached.intersection(call.results):
+            wanted = [o for n, o in zip(call.row.operands, call.operands, strict=True) if n not in call.row.data]
+            reached.update(o for o in wanted if o in segment.differentiable and o not in segment.parameters)
+            state.call(call, weights, kept)
+    inputs = [v for v in segment.inputs if v in segment.differentiable]
+    gradients = []
+    for value in inputs:
+        root = state.roots.get(value, "")
+        gradients.append(state.new(state.bytes(value)) if value in carried else root)
+    frame = () if weights else tuple(_frame_root(state, name) for name in segment.weight_frame)
+    left = {r for r in (*gradients, *frame) if isinstance(r, int)}
+    return Inside(state.peak, sum(state.sizes[r] for r in left), tuple(state.sizes), tuple(gradients), frame)
+
+
+def _frame_root(state: _Backward, name: str) -> Root:
+    return state.roots.get(name.removeprefix("d."), "") if name.startswith("d.") else name
+
+
+def weight_inside(segment: Segment) -> Inside:
+    """A backward to weights: nothing but what the products take."""
+    return Inside(max((weight_scratch(segment, call) for call in segment.body), default=0), 0)

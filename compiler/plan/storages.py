@@ -1,0 +1,204 @@
+"""The walk over a block, storage by storage: what is alive at once while its instructions run.
+
+Registers are names of storages. Where two registers share one (a gradient that is handed on, a weight frame that keeps
+values of the frame), it is alive as long as one of them is. Sharing is followed inside a block; what lives on after it
+is counted by its registers' sizes, so blocks add up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from titan.compiler.plan.instruction import base_name
+from titan.compiler.plan.segment import Segment, parse_unit
+from titan.compiler.plan.staging import NOTHING, Staging
+
+if TYPE_CHECKING:
+    from titan.compiler.plan.inside import Inside
+    from titan.compiler.plan.instruction import Instruction
+    from titan.compiler.plan.program import Block, Role
+    from titan.compiler.plan.sizes import Sizes
+
+Place = tuple[str, int]  # a register and the number of a value in it
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A block relative to its beginning: net change, and the instruction where registers plus workspace are highest."""
+
+    change: int
+    height: int  # live registers there
+    workspace: int
+    index: int
+
+
+@dataclass
+class _Walk:
+    """`live` bytes of storages relative to the block's beginning; `contents`: storages of the registers that may share
+    one, by number; `holders`: how many registers hold a storage."""
+
+    sizes: Sizes
+    live: int = 0
+    contents: dict[str, list[int]] = field(default_factory=dict)
+    bytes: list[int] = field(default_factory=list)
+    holders: list[int] = field(default_factory=list)
+
+    def free(self, name: str) -> None:
+        found = self.contents.pop(name, None)
+        if found is None:
+            self.live -= self.sizes.register(name)
+            return
+        for storage in found:
+            self.holders[storage] -= 1
+            if not self.holders[storage]:
+                self.live -= self.bytes[storage]
+
+    def rename(self, pending: str, name: str) -> None:
+        found = self.contents.pop(pending, None)
+        if found is not None:
+            self.contents[name] = found
+
+    def write(self, instruction: Instruction, inside: Inside | None = None) -> None:
+        if inside is not None and inside.shares:
+            self._write_shared(instruction, inside)
+            return
+        for name in instruction.writes:
+            self.live += self.sizes.register(name)
+
+    def _write_shared(self, instruction: Instruction, inside: Inside) -> None:
+        """The writes of a backward, whose values may be storages that are there already."""
+        segment = self.sizes.plan.segment_table[parse_unit(instruction.unit)[0]]
+        given = _given(segment, instruction)
+        made: dict[int, int] = {}
+        writes = list(instruction.writes)
+        roots = [(root,) for root in inside.gradients]
+        for name, values in zip(writes, (*roots, inside.frame), strict=False):
+            held = []
+            for root in values:
+                if isinstance(root, int):
+                    storage = made.get(root)
+                    if storage is None:
+                        storage = made[root] = self._new(inside.sizes[root])
+                        self.live += inside.sizes[root]
+                elif root in given:
+                    storage = self._storage(given[root])
+                else:
+                    continue
+                self.holders[storage] += 1
+                held.append(storage)
+            self.contents[name] = held
+
+    def _new(self, size: int) -> int:
+        self.bytes.append(size)
+        self.holders.append(0)
+        return len(self.bytes) - 1
+
+    def _storage(self, place: Place) -> int:
+        """The storage of a value of a register; that of a register not seen before is its own."""
+        name, number = place
+        found = self.contents.get(name)
+        if found is None:
+            found = self.contents[name] = [self._new(size) for size in self.sizes.values(name)]
+            for storage in found:
+                self.holders[storage] = 1
+        return found[number]
+
+
+@dataclass
+class _Pending:
+    """What the transport holds for collectives under way. One that a block waits for without having issued it was
+    issued by another block of the role."""
+
+    sizes: Sizes
+    role: Role | None
+    under_way: dict[str, Staging] = field(default_factory=dict)
+
+    def begin(self, instruction: Instruction) -> Staging:
+        found = self.sizes.staged(instruction)
+        if found.held or found.landing:
+            self.under_way[instruction.writes[0]] = found
+        return found
+
+    def end(self, name: str) -> Staging:
+        found = self.under_way.pop(name, None)
+        if found is None:
+            found = self.sizes.issued(self.role).get(base_name(name), NOTHING) if self.role else NOTHING
+        return found
+
+
+def _given(segment: Segment, instruction: Instruction) -> dict[str, Place]:
+    """Where the operands of a backward are: gradients of outputs (`d.x`), kept values."""
+    names = list(instruction.reads)
+    outputs = [segment.final(v) for v in segment.outputs if v in segment.differentiable]
+    found: dict[str, Place] = {f"d.{value}": (name, 0) for value, name in zip(outputs, names, strict=False)}
+    carried = str(instruction.attribute("carry"))
+    first = len(outputs) + (carried.count(",") + 1 if carried else 0)
+    kept = (*segment.kept_inputs, *segment.kept_outputs)
+    found |= {value: (name, 0) for value, name in zip(kept, names[first:], strict=False)}
+    for values, name in zip(segment.pieces.values(), names[first + len(kept) :], strict=False):
+        found |= {value: (name, number) for number, value in enumerate(values)}
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """While an instruction runs: bytes of storages that registers hold, and bytes beside them."""
+
+    index: int
+    live: int
+    workspace: int
+
+
+def moments(instructions: Iterable[Instruction], sizes: Sizes, role: Role | None = None) -> Iterator[Moment]:
+    """The walk over instructions, relative to its beginning, but for those that only end lives. `role`: where what is
+    waited for here may have been issued."""
+    walk = _Walk(sizes)
+    pending = _Pending(sizes, role)
+    for index, instruction in enumerate(instructions):
+        if not sizes.runs(instruction):
+            continue
+        opcode = instruction.opcode
+        if opcode == "free":
+            for name in instruction.reads:
+                walk.free(name)
+        elif opcode == "wait":
+            staged = pending.end(instruction.reads[0])
+            if instruction.writes:
+                walk.rename(instruction.reads[0], instruction.writes[0])
+            yield Moment(index, walk.live, staged.landing)
+            walk.live -= staged.held
+        elif instruction.unit:
+            before, inside = walk.live, sizes.inside(instruction)
+            walk.write(instruction, inside)
+            yield Moment(index, walk.live, max(0, before + inside.peak - walk.live))
+        else:
+            walk.write(instruction)
+            if instruction.row.asynchronous:
+                walk.live += pending.begin(instruction).held
+            yield Moment(index, walk.live, sizes.workspace(instruction))
+
+
+def block_profile(block: Block, sizes: Sizes, role: Role | None = None) -> Profile:
+    """Registers count from the instruction that issues their write (a receive too) to the end of their `free`."""
+    walk = moments(block.instructions, sizes, role)
+    top = max(walk, key=lambda m: m.live + m.workspace, default=Moment(0, 0, 0))
+    return Profile(_change(block, sizes, role), top.live, top.workspace, top.index)
+
+
+def _change(block: Block, sizes: Sizes, role: Role | None) -> int:
+    """By the sizes of registers, whatever they share, so that all blocks of an order add up."""
+    change, register, pending = 0, sizes.register, _Pending(sizes, role)
+    for instruction in block.instructions:
+        if not sizes.runs(instruction):
+            continue
+        if instruction.opcode == "free":
+            change -= sum(map(register, instruction.reads))
+        elif instruction.opcode == "wait":
+            change -= pending.end(instruction.reads[0]).held
+        else:
+            change += sum(map(register, instruction.writes))
+            if instruction.row.asynchronous:
+                change += pending.begin(instruction).held
+    return change

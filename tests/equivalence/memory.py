@@ -1,0 +1,64 @@
+"""Predicted memory of a configuration against what single ranks really hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from titan.compiler.lower import lower
+from titan.compiler.plan.program import Plan
+from titan.compiler.plan.sizes import Sizes, memory_by_component
+from titan.compiler.plan.storages import moments
+from titan.compiler.plan.tiers import at_start
+
+from tests.equivalence.configurations import Configuration, spec_of, strategy_of
+from tests.runtime.alone import Held, hold
+
+SCALE = 4  # of the grid's models: so large that what is counted are tensors of the model, not single numbers
+STATES = ("parameters", "gradients", "optimizer")
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Bytes of one rank by component, predicted and measured. `resting`: the most that registers hold (with what the
+    transport holds for collectives under way) between instructions; `peak`: the most of everything at any time."""
+
+    rank: int
+    predicted: dict[str, int]
+    measured: dict[str, int]
+
+    @property
+    def deviation(self) -> float:
+        """Of the peak and of what rests, whichever is worse, in parts of the peak; infinite where states differ."""
+        if any(self.predicted[kind] != self.measured[kind] for kind in STATES):
+            return float("inf")
+        gaps = (abs(self.predicted[kind] - self.measured[kind]) for kind in ("resting", "peak"))
+        return max(gaps) / self.measured["peak"]
+
+
+def compared(c: Configuration, precision: str = "fp32") -> tuple[Compared, ...]:
+    """The first rank of the first and of the last stage, with the tiers that an adaptive plan begins with."""
+    spec = spec_of(c, precision, SCALE)
+    plan = at_start(lower(spec, strategy_of(c)))
+    found = []
+    for stage in sorted({0, c.pipeline - 1}):
+        rank = plan.mesh.rank({axis: stage if axis == "pipeline" else 0 for axis, _ in plan.mesh.factors})
+        found.append(Compared(rank, predicted(plan, rank), measured(hold(plan, spec.model.vocab, rank))))
+    return tuple(found)
+
+
+def predicted(plan: Plan, rank: int) -> dict[str, int]:
+    role, sizes = plan.role_of(rank), Sizes(plan)
+    parts = memory_by_component(plan, role, sizes)
+    fixed = sum(parts[kind] for kind in (*STATES, "buffers"))
+    program = (instruction for *_, instruction in role.instructions())
+    resting = fixed + max(moment.live for moment in moments(program, sizes, role))
+    return {**{kind: parts[kind] for kind in STATES}, "resting": resting, "peak": sum(parts.values())}
+
+
+def measured(held: Held) -> dict[str, int]:
+    return {**{kind: held.buffers[kind[0]] for kind in STATES}, "resting": held.resting, "peak": held.peak}
+
+
+def worst(c: Configuration, precision: str = "fp32") -> float:
+    """The largest deviation of its ranks, in percent."""
+    return 100 * max(found.deviation for found in compared(c, precision))
