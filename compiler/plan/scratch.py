@@ -34,8 +34,8 @@ def call_scratch(segment: Segment, call: Call, backward: bool) -> int:
         return 2 * first.elements * wide if narrow else 0
     if call.operator == "rope":  # the halves swapped; of narrow values the result in float32 too
         return first.elements * (DTYPE_BYTES[first.dtype] + (wide if narrow else 0))
-    if call.operator == "dropout":  # 64 random bits for two elements, in two and a half copies while they are drawn
-        return first.elements * max(0, 10 - DTYPE_BYTES[first.dtype])
+    if call.operator == "dropout":  # 64 random bits for two elements, twice while they are drawn, from counters
+        return max(0, first.elements * (8 - DTYPE_BYTES[first.dtype]) + 4 * first.elements // first.shape[0])
     if call.operator.startswith("attention") and ("window" in dict(call.attributes) or "starts" in named):
         return wide * (first.elements + sum(t.elements for n, t in named.items() if backward and n in ("k", "v", "kv")))
     if call.operator == "vocab_sum":
@@ -67,6 +67,6 @@ def _rows(segment: Segment, call: Call) -> int:
     (all, at most); in float32 too where the gradients are narrower."""
     tokens, result = segment.types[call.operands[0]], segment.types[call.results[0]]
     wide = DTYPE_BYTES[statistics_dtype(result.dtype)]
-    copies = ("start" in dict(call.attributes)) * DTYPE_BYTES[result.dtype]
+    copies = (dict(call.attributes).get("start", 0) != 0) * DTYPE_BYTES[result.dtype]
     copies += wide if DTYPE_BYTES[result.dtype] < wide else 0
     return 3 * tokens.bytes + copies * result.elements
