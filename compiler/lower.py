@@ -43,7 +43,7 @@ def lower(spec: Spec, strategy: Strategy) -> Plan:
     chunks = _chunks(graph, strategy.stages, order)
     homes = _homes(graph, chunks, order.placement)
     initializer = (model.initializer, model.init_std)
-    found, parameters = buckets(graph, homes, strategy.sharded, initializer, model.vocab)
+    found, parameters = buckets(graph, homes, strategy.sharded, initializer, model.vocab, order.mirrored)
     layers = sum(strategy.stages)
     writer = BlockWriter(graph, {p.name: p.bucket for p in parameters}, layers, strategy)
     dtype = COMPUTE_DTYPE[spec.train.precision]

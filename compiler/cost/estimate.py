@@ -304,8 +304,7 @@ class Estimator(LayerPrices):
     def _shards(self, s: Strategy) -> int:
         """Ranks that share shards."""
         data = s.shard if 1 <= s.shard < s.data else s.data
-        copies = schedule_row(s.schedule).copies if s.zero == 1 else 1
-        return data * s.context * copies if s.zero else 1
+        return data * s.context * schedule_row(s.schedule).copies if s.zero else 1
 
     def _whole(self, s: Strategy, layers: float, ends: int) -> float:
         """Bytes of whole buckets that are alive at once beside the shards: gathered parameters, a layer's or an end's

@@ -33,10 +33,16 @@ class _Use:
 
 
 def buckets(
-    graph: ModelGraph, homes: dict[str, tuple[int, ...]], sharded: Kinds, initializer: tuple[str, float], vocab: int
+    graph: ModelGraph,
+    homes: dict[str, tuple[int, ...]],
+    sharded: Kinds,
+    initializer: tuple[str, float],
+    vocab: int,
+    mirrored: bool = False,
 ) -> tuple[tuple[Bucket, ...], tuple[Parameter, ...]]:
     """Buckets and parameters in model order. `homes` maps each parameter to the pipeline coordinates that hold it;
-    `sharded` are the kinds of buffers that are sharded over the replicas (inside one `data.replicate`)."""
+    `sharded` are the kinds of buffers that are sharded over the replicas (inside one `data.replicate`); `mirrored`: the
+    homes of a parameter run the same program, so that they share gradients and parameters too."""
     mesh = graph.mesh
     groups: dict[tuple[str, str, str, tuple[str, ...]], list[_Use]] = {}
     seen: dict[str, Value] = {}
@@ -50,7 +56,7 @@ def buckets(
     found: list[Bucket] = []
     parameters: list[Parameter] = []
     for (where, sums, equal, cut), uses in groups.items():
-        bucket, members = _bucket(where, sums, equal, cut, uses, mesh, sharded, initializer, vocab, layers)
+        bucket, members = _bucket(where, sums, equal, cut, uses, mesh, sharded, initializer, vocab, layers, mirrored)
         found.append(bucket)
         parameters.extend(members)
     return tuple(found), tuple(parameters)
@@ -99,6 +105,7 @@ def _bucket(
     initializer: tuple[str, float],
     vocab: int,
     layers: int,
+    mirrored: bool,
 ) -> tuple[Bucket, list[Parameter]]:
     name = ".".join(word for word in (where, equal, "sum" if sums else "") if word)
     axes = tuple(f for f, size in mesh.factors if size > 1 and f.split(".")[0] in REPLICAS and f not in cut)
@@ -123,8 +130,9 @@ def _bucket(
         )
         offset += local.elements
     homes = uses[0].homes
-    if sharded and len(homes) > 1 and (sharded == ("o",) or not shards):
-        sharded, shards = ("o",), copies_group(homes, cut)  # its copies share the optimizer's state
+    if sharded and len(homes) > 1 and (mirrored or sharded == ("o",) or not shards):
+        sharded = sharded if mirrored else ("o",)  # homes with other programs can only meet at the end of a step
+        shards = copies_group(homes, cut)
     sharded = sharded if shards else ()
     degree = _degree(shards, homes, mesh, cut) if sharded else 1
     elements = -(-offset // degree) * degree

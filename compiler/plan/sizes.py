@@ -32,6 +32,7 @@ class Traffic:
     wire: int
 
 
+UNSTAGED = frozenset(("send", "recv", "offload", "prefetch", "unshard", "broadcast"))
 WIDENED = 1 << 19  # bytes of a gradient in float64 that the norm forms at once on CPU
 STRETCH = 1 << 18  # elements of a clipped gradient that the optimizer forms at once
 _NO_TRAFFIC = Traffic(0, 0)
@@ -180,7 +181,7 @@ class Sizes:
 
     def staged(self, issue: Instruction) -> Staging:
         """What the transport holds for an asynchronous instruction."""
-        if issue.row.kind in ("transfer", "host") or issue.opcode in ("unshard", "broadcast"):
+        if issue.opcode in UNSTAGED:
             return NOTHING
         key = (issue.opcode, base_name(issue.writes[0]), *issue.reads, issue.group)
         if key not in self._staged:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from titan.compiler.plan.instruction import base_name
 from titan.compiler.plan.segment import Segment, parse_unit
@@ -35,20 +35,25 @@ class Profile:
 
 
 @dataclass
-class _Walk:
-    """`live` bytes of storages relative to the block's beginning; `contents`: storages of the registers that may share
-    one, by number; `holders`: how many registers hold a storage."""
+class Walk:
+    """`live` bytes of storages relative to the block's beginning; `change`: the same by the sizes of registers,
+    whatever they share, so that all blocks of an order add up.
+
+    `contents`: storages of the registers that may share one, by number; `holders`: how many registers hold a storage.
+    """
 
     sizes: Sizes
     live: int = 0
+    change: int = 0
     contents: dict[str, list[int]] = field(default_factory=dict)
     bytes: list[int] = field(default_factory=list)
     holders: list[int] = field(default_factory=list)
 
     def free(self, name: str) -> None:
-        found = self.contents.pop(name, None)
+        size, found = self.sizes.register(name), self.contents.pop(name, None) if self.contents else None
+        self.change -= size
         if found is None:
-            self.live -= self.sizes.register(name)
+            self.live -= size
             return
         for storage in found:
             self.holders[storage] -= 1
@@ -56,16 +61,21 @@ class _Walk:
                 self.live -= self.bytes[storage]
 
     def rename(self, pending: str, name: str) -> None:
-        found = self.contents.pop(pending, None)
-        if found is not None:
-            self.contents[name] = found
+        if pending in self.contents:
+            self.contents[name] = self.contents.pop(pending)
 
     def write(self, instruction: Instruction, inside: Inside | None = None) -> None:
+        size = sum(map(self.sizes.register, instruction.writes))
+        self.change += size
         if inside is not None and inside.shares:
             self._write_shared(instruction, inside)
-            return
-        for name in instruction.writes:
-            self.live += self.sizes.register(name)
+        else:
+            self.live += size
+
+    def hold(self, size: int) -> None:
+        """Bytes that no register names."""
+        self.live += size
+        self.change += size
 
     def _write_shared(self, instruction: Instruction, inside: Inside) -> None:
         """The writes of a backward, whose values may be storages that are there already."""
@@ -116,9 +126,7 @@ class _Pending:
     under_way: dict[str, Staging] = field(default_factory=dict)
 
     def begin(self, instruction: Instruction) -> Staging:
-        found = self.sizes.staged(instruction)
-        if found.held or found.landing:
-            self.under_way[instruction.writes[0]] = found
+        found = self.under_way[instruction.writes[0]] = self.sizes.staged(instruction)
         return found
 
     def end(self, name: str) -> Staging:
@@ -142,8 +150,7 @@ def _given(segment: Segment, instruction: Instruction) -> dict[str, Place]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
+class Moment(NamedTuple):
     """While an instruction runs: bytes of storages that registers hold, and bytes beside them."""
 
     index: int
@@ -151,11 +158,12 @@ class Moment:
     workspace: int
 
 
-def moments(instructions: Iterable[Instruction], sizes: Sizes, role: Role | None = None) -> Iterator[Moment]:
+def moments(
+    instructions: Iterable[Instruction], sizes: Sizes, role: Role | None = None, walk: Walk | None = None
+) -> Iterator[Moment]:
     """The walk over instructions, relative to its beginning, but for those that only end lives. `role`: where what is
-    waited for here may have been issued."""
-    walk = _Walk(sizes)
-    pending = _Pending(sizes, role)
+    waited for here may have been issued; `walk` is left as it is at the end."""
+    walk, pending = walk or Walk(sizes), _Pending(sizes, role)
     for index, instruction in enumerate(instructions):
         if not sizes.runs(instruction):
             continue
@@ -168,7 +176,7 @@ def moments(instructions: Iterable[Instruction], sizes: Sizes, role: Role | None
             if instruction.writes:
                 walk.rename(instruction.reads[0], instruction.writes[0])
             yield Moment(index, walk.live, staged.landing)
-            walk.live -= staged.held
+            walk.hold(-staged.held)
         elif instruction.unit:
             before, inside = walk.live, sizes.inside(instruction)
             walk.write(instruction, inside)
@@ -176,29 +184,14 @@ def moments(instructions: Iterable[Instruction], sizes: Sizes, role: Role | None
         else:
             walk.write(instruction)
             if instruction.row.asynchronous:
-                walk.live += pending.begin(instruction).held
+                walk.hold(pending.begin(instruction).held)
             yield Moment(index, walk.live, sizes.workspace(instruction))
 
 
 def block_profile(block: Block, sizes: Sizes, role: Role | None = None) -> Profile:
     """Registers count from the instruction that issues their write (a receive too) to the end of their `free`."""
-    walk = moments(block.instructions, sizes, role)
-    top = max(walk, key=lambda m: m.live + m.workspace, default=Moment(0, 0, 0))
-    return Profile(_change(block, sizes, role), top.live, top.workspace, top.index)
-
-
-def _change(block: Block, sizes: Sizes, role: Role | None) -> int:
-    """By the sizes of registers, whatever they share, so that all blocks of an order add up."""
-    change, register, pending = 0, sizes.register, _Pending(sizes, role)
-    for instruction in block.instructions:
-        if not sizes.runs(instruction):
-            continue
-        if instruction.opcode == "free":
-            change -= sum(map(register, instruction.reads))
-        elif instruction.opcode == "wait":
-            change -= pending.end(instruction.reads[0]).held
-        else:
-            change += sum(map(register, instruction.writes))
-            if instruction.row.asynchronous:
-                change += pending.begin(instruction).held
-    return change
+    walk, top, most = Walk(sizes), Moment(0, 0, 0), -1
+    for moment in moments(block.instructions, sizes, role, walk):
+        if moment.live + moment.workspace > most:
+            top, most = moment, moment.live + moment.workspace
+    return Profile(walk.change, top.live, top.workspace, top.index)

@@ -59,6 +59,18 @@ class Order:
         """Whether a chunk ends in the loss."""
         return chunk % self.chunks_per_copy == self.chunks_per_copy - 1
 
+    @cached_property
+    def mirrored(self) -> bool:
+        """Whether ranks that hold the same stages, each of another copy, do the same with them in the same order: then
+        they may meet in every micro-batch."""
+        done: dict[tuple[int, ...], list[tuple[str, int]]] = {}
+        for rank in range(len(self.ranks)):
+            held = tuple(sorted({c % self.chunks_per_copy for c, place in enumerate(self.placement) if place == rank}))
+            program = [(e.phase, e.chunk % self.chunks_per_copy) for e in self.elements(rank)]
+            if done.setdefault(held, program) != program:
+                return False
+        return self.copies > 1
+
     def elements(self, rank: int) -> Iterator[Element]:
         """The elements of a rank, pairs taken apart (forward first)."""
         for item in self.ranks[rank]:

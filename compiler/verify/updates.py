@@ -210,6 +210,8 @@ class _BucketStep:
         if "g" in self.bucket.sharded:  # what arrives in the shard has been summed over the shard group
             wanted = [f for f in wanted if f not in _factors(self.plan, self.bucket.shards)]
         homes = self.bucket.homes if len(self.bucket.homes) > 1 else ()
+        if "g" in self.bucket.sharded and self.plan.spans_homes(self.bucket):
+            homes = ()
         done: list[str] = []
         scattered = tied = False
         for event in self.of("reduce_grad"):

@@ -1,11 +1,12 @@
 """No false OOM: `python -m tests.benchmarks.no_false_oom [--quick] [--json]`.
 
 Every rank is a process with a hard limit on its data (RLIMIT_DATA, set after a warm-up step to what it holds then, the
-budget and a stated slack for the allocator), in which another user of memory takes up to 30 % of the budget at a random
-instruction and gives it back later, on all ranks or on one. The budget holds the peak with everything recomputed and
-that pressure below the high mark. The fixed plan is the fastest one without pressure: nothing is recomputed.
+budget and a stated slack for the allocator). Either another user of memory takes up to 30 % of the budget at a random
+instruction and gives it back later, on all ranks or on one; or sequences are a quarter longer than those for which the
+budget was made. It holds the peak with everything recomputed and either pressure below the high mark. The fixed plan is
+the fastest one without pressure: nothing is recomputed.
 
-runs             randomized runs of each plan; every second one has two ranks (gloo)
+runs             randomized runs of each plan; every second one has two ranks (gloo); `pressures`: of which kind
 fixed_died       runs in which the fixed plan died of a failed allocation; adaptive_died the same of the adaptive plan
 hangs            runs that neither ended nor died in time
 overhead_pct     adaptive against fixed without pressure: median of per-round ratios of step times, in percent, with its
@@ -54,43 +55,45 @@ from titan.runtime.transport.process_group import ProcessGroupTransport
 from titan.runtime.watermark import HIGH
 from torch._C._distributed_c10d import FileStore
 
+LENGTH, LONG = 512, 640  # tokens of a sequence: as the budget expects them, and as they may come
 SLACK = 3 << 20  # bytes: fragments of the allocator, Python's own objects
 STEPS = 2
 PATIENCE = 30.0  # seconds until a run hangs
 TEXT = """import clusters.local
 model = model {{
     vocab = 64, hidden = 64, layers = 4 * dense {{ ffn = 256, activation = gelu_tanh, bias = true }}
-    attention = gqa {{ heads = 2, kv_heads = 2, head_dim = 32, bias = true, out_bias = true }}, max_positions = 512
-    norm = layer_norm, positions = learned, dropout = 0.1
+    attention = gqa {{ heads = 2, kv_heads = 2, head_dim = 32, bias = true, out_bias = true }}
+    max_positions = {longest}, norm = layer_norm, positions = learned, dropout = 0.1
 }}
 cluster = local.cpu with {{ devices_per_node = {ranks} }}
 train {{
-    sequence = 512, global_batch = {batch}, precision = fp32, steps = 4, data = synthetic(64)
+    sequence = {sequence}, global_batch = {batch}, precision = fp32, steps = 4, data = synthetic(64)
     optimizer = adamw {{ learning_rate = 1e-3 }}
 }}
 parallel {{ data = {ranks}, micro_batch = 4, recompute = {recompute} }}
 """
 
 
-def spec_of(ranks: int, recompute: str = "adaptive") -> Spec:
-    text = TEXT.format(ranks=ranks, batch=8 * ranks, recompute=recompute)
+def spec_of(ranks: int, recompute: str = "adaptive", sequence: int = LENGTH) -> Spec:
+    text = TEXT.format(ranks=ranks, batch=8 * ranks, recompute=recompute, sequence=sequence, longest=LONG)
     return resolve(parse(text, "no_false_oom.titan"), Path())
 
 
 @cache
-def plan_of(ranks: int, recompute: str) -> Plan:
+def plan_of(ranks: int, recompute: str, sequence: int = LENGTH) -> Plan:
     layout = Strategy(data=ranks, micro_batch=4, micro_batches=2, stages=(4,), recompute=recompute)
-    return lower(spec_of(ranks), layout)
+    return lower(spec_of(ranks, sequence=sequence), layout)
 
 
-def peak(recompute: str) -> int:
-    plan = plan_of(1, recompute)
+def peak(recompute: str, sequence: int = LENGTH) -> int:
+    plan = plan_of(1, recompute, sequence)
     return liveness(plan, plan.roles[0]).peak
 
 
 @dataclass(frozen=True)
 class Run:
-    """What happens to one run: bytes taken from (step, share of the program) to another such point, on which ranks."""
+    """What happens to one run: bytes taken from (step, share of the program) to another such point, on which ranks; or
+    nothing is taken, but sequences are long."""
 
     ranks: int
     budget: int
@@ -98,6 +101,13 @@ class Run:
     begin: tuple[int, float]
     end: tuple[int, float]
     pressed: tuple[int, ...]
+    sequence: int = LENGTH
+
+    @property
+    def pressure(self) -> str:
+        if self.sequence != LENGTH:
+            return "longer sequences"
+        return "allocation on one rank" if len(self.pressed) < self.ranks else "allocation on all ranks"
 
 
 def draw(number: int, budget: int) -> Run:
@@ -105,6 +115,8 @@ def draw(number: int, budget: int) -> Run:
     ranks = 2 if number % 2 else 1
     first, last = sorted((drawn.randrange(STEPS), drawn.random()) for _ in range(2))
     pressed = (drawn.randrange(ranks),) if drawn.random() < 0.5 else tuple(range(ranks))
+    if drawn.random() < 0.3:
+        return Run(ranks, budget, 0, first, last, (), LONG)
     return Run(ranks, budget, int(budget * drawn.uniform(0.2, 0.3)), first, last, pressed)
 
 
@@ -154,7 +166,7 @@ def rank_process(rank: int, run: Run, recompute: str, folder: str) -> None:
     """Exit code 3: an allocation failed for good."""
     torch.set_num_threads(1)
     resource.setrlimit(resource.RLIMIT_DATA, (1 << 40, resource.getrlimit(resource.RLIMIT_DATA)[1]))
-    plan = plan_of(run.ranks, recompute)
+    plan = plan_of(run.ranks, recompute, run.sequence)
     if run.ranks > 1:
         store = FileStore(os.path.join(folder, "store"), run.ranks)
         transport: Any = ProcessGroupTransport(plan, rank, store)
@@ -274,16 +286,19 @@ def main() -> int:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     runs = arguments.runs or (12 if arguments.quick else 200)
-    budget = int(max(peak("full") / 0.58, peak("none") * 1.02))
+    budget = int(max(peak("full") / 0.58, peak("full", LONG) / 0.88, peak("none") * 1.02))
     for ranks in (1, 2):
         for recompute in ("none", "adaptive", "full"):
-            plan_of(ranks, recompute)
+            for sequence in (LENGTH, LONG):
+                plan_of(ranks, recompute, sequence)
+    pressures = [draw(n, budget).pressure for n in range(runs)]
     results = {kind: [outcome(draw(n, budget), kind) for n in range(runs)] for kind in ("none", "adaptive")}
     points, sweep_ok = sweep(5 if arguments.quick else 11)
     ratios, recomputes = overhead(12 if arguments.quick else 60)
     quartiles = statistics.quantiles(ratios, n=4)
     result = {
         "runs": runs,
+        "pressures": {kind: pressures.count(kind) for kind in sorted(set(pressures))},
         "fixed_died": results["none"].count("died"),
         "adaptive_died": results["adaptive"].count("died"),
         "hangs": sum(found.count("hung") for found in results.values()),

@@ -163,7 +163,7 @@ def _memory(plan: Plan, machine: Machine, traits: Runtime) -> tuple[int, int, in
     sizes, worst = Sizes(plan), (0, 0, 0)
     for role in plan.roles:
         buffers = sum(b.bytes // (2 if b.kind == "gradients" and traits.narrow_gradients else 1) for b in role.buffers)
-        tensors = buffers + _activations(plan, role, sizes, traits)
+        tensors = buffers + live_activations(plan, role, sizes, traits)
         communicators = round(communicator_count(plan, role) * machine.figures["communicator_bytes"])
         point = round(tensors * (1 + machine.figures["allocator_slack"])) + communicators + machine.reserved
         upper = round(tensors * (1 + machine.figures["allocator_slack_upper"]) + 1.5 * communicators) + machine.reserved
@@ -171,11 +171,11 @@ def _memory(plan: Plan, machine: Machine, traits: Runtime) -> tuple[int, int, in
     return worst
 
 
-def _activations(plan: Plan, role: Role, sizes: Sizes, traits: Runtime) -> int:
+def live_activations(plan: Plan, role: Role, sizes: Sizes, traits: Runtime) -> int:
     """Peak of live registers and workspace, where the software keeps less of a layer and makes it again."""
     profiles = {}
     for block in role.blocks:
-        found = block_profile(block, sizes)
+        found = block_profile(block, sizes, role)
         dropped = _dropped(plan, role, block.name, sizes, traits)
         layers, total = len(dropped), sum(dropped)
         one = max(dropped, default=0)
