@@ -48,11 +48,54 @@ def _savings(plan: Plan, role: Role) -> Iterator[str]:
             degrees = {plan.shard_degree(b) for b in plan.buckets if kind in b.sharded}
             shares = " or ".join(map(str, sorted(degrees)))
             yield f"{name} sharded over {shares} ranks save {_size(saved)}: {_price(kind, traffic)}"
-    rebuilt = sum(sizes.flops(i) for *_, i in role.instructions() if i.opcode == "recompute")
+    yield from _recomputed(role, sizes)
     yield from _offloaded(role, sizes)
-    if rebuilt:
-        whole = sum(sizes.flops(i) for *_, i in role.instructions())
-        yield f"recompute runs {rebuilt / (whole - rebuilt):.1%} more FLOPs; activations are kept until they are read"
+
+
+def _recomputed(role: Role, sizes: Sizes) -> Iterator[str]:
+    """What is not kept against the work of making it again."""
+    again = [i for *_, i in role.instructions() if i.opcode == "recompute" and sizes.runs(i)]
+    if not again:
+        return
+    rebuilt = sum(map(sizes.flops, again))
+    whole = sum(sizes.flops(i) for *_, i in role.instructions() if sizes.runs(i))
+    saved, flying = _dropped(role, sizes)
+    yield (
+        f"recompute keeps {_size(saved)} less of {flying} micro-batch{'es' if flying > 1 else ''} in flight and runs"
+        f" {rebuilt / (whole - rebuilt):.1%} more FLOPs"
+    )
+
+
+def _dropped(role: Role, sizes: Sizes) -> tuple[int, int]:
+    """Bytes that are not kept of the micro-batches between forward and backward, where these are most, and how many
+    frames of a chunk that are."""
+    flying: dict[str, int] = {}
+    bytes_of: dict[str, int] = {}
+    live, most = 0, (0, 0)
+    for call in role.order("train"):
+        for half in call.block.split("+"):
+            phase, _, rest = half.partition(".")
+            chunk = rest.partition(".")[0]
+            if phase not in ("F", "B", "I"):
+                continue
+            if chunk not in bytes_of:
+                bytes_of[chunk] = _made_again(role, chunk, sizes)
+            step = 1 if phase == "F" else -1
+            flying[chunk] = flying.get(chunk, 0) + step
+            live += step * bytes_of[chunk]
+            most = max(most, (live, max(flying.values())))
+    return most
+
+
+def _made_again(role: Role, chunk: str, sizes: Sizes) -> int:
+    """Bytes that the backward of one micro-batch makes again."""
+    backward = next(b for b in role.blocks if b.name.split(".")[:2] in (["B", chunk], ["I", chunk]))
+    return sum(
+        sizes.register(name)
+        for i in backward.instructions
+        if i.opcode == "recompute" and sizes.runs(i)
+        for name in i.writes
+    )
 
 
 def _offloaded(role: Role, sizes: Sizes) -> Iterator[str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from titan.compiler.cost.memory import memory_ledger
+from titan.compiler.plan.sizes import liveness
 from titan.compiler.report.budget import budget_lines
 
 from tests.runtime.test_zero import plan_of, spec_of
@@ -33,6 +34,16 @@ def test_savings_are_what_whole_buffers_would_take_more() -> None:
         assert float(shown[name]) == pytest.approx((whole[key] - plan[key]) / 2**20, abs=0.051)
 
 
-def test_recompute_is_told_with_its_cost() -> None:
-    assert any("recompute runs" in line and "%" in line for line in lines(recompute="full"))
+@pytest.mark.parametrize("tier", ["selective", "full"])
+def test_recompute_is_told_with_what_it_saves_and_its_cost(tier: str) -> None:
+    """Against the registers that are left after the forward of the one micro-batch in flight, with and without."""
+    spec = spec_of("bf16", vocab=4096, hidden=256)
+    left = []
+    for recompute in ("none", tier):
+        plan = plan_of(spec, 4, recompute=recompute)
+        calls = [call.block for call in plan.roles[0].order("train")]
+        left.append(liveness(plan, plan.roles[0]).curve[calls.index("F.c0")])
+    (line,) = (line for line in lines(recompute=tier) if "recompute keeps" in line)
+    shown, more = re.findall(r"keeps ([\d.]+) MiB less of 1 micro-batch in flight and runs ([\d.]+)% more", line)[0]
+    assert float(shown) == pytest.approx((left[0] - left[1]) / 2**20, abs=0.051) and 0 < float(more) < 40
     assert not any("recompute" in line for line in lines())

@@ -254,18 +254,18 @@ def test_dtypes_of_whole_buckets() -> None:
     assert sizes.register("dw.l1:1") == bucket.elements * DTYPE_BYTES["f32"]
 
 
-@pytest.mark.parametrize(("way", "share"), [({"zero": 2}, (2, 1, 1)), ({"zero": 3}, (1, 1, 1))])
-def test_copies_of_the_model_share_what_is_sharded(way: dict[str, Any], share: tuple[int, ...]) -> None:
-    """Two copies on two stages and two data ranks: shards lie on all four ranks that hold a bucket; what a rank keeps of
-    both its stages, so of all parameters, is the table's row for d = 4. Gradients are those of one process: see
+@pytest.mark.parametrize(("zero", "bytes_each"), [(2, 2 + 16 / 4), (3, 18 / 4)])
+def test_copies_of_the_model_share_what_is_sharded(zero: int, bytes_each: float) -> None:
+    """Two copies on two stages and two data ranks: shards lie on all four ranks that hold a bucket; what a rank keeps
+    of both its stages, so of all parameters, is the row of the table for d = 4. Gradients are those of one process: see
     `tests/equivalence`."""
     spec = spec_of("bf16", batch=8)
-    plan = plan_of(spec, 2, pipeline=2, schedule="dualpipe", stages=(2, 1), **way)
+    plan = plan_of(spec, 2, pipeline=2, schedule="dualpipe", stages=(2, 1), zero=zero)
     assert {b.shards for b in plan.buckets} == {"copies.0-1"} and {plan.shard_degree(b) for b in plan.buckets} == {4}
     assert [f for proof in verify(plan).values() for f in proof.findings] == []
     for role in plan.roles:
         held = sum(b.bytes for b in role.buffers if b.kind != "metric")
-        assert held == elements(plan) * (2 + 16 / 4 if way["zero"] == 2 else 18 / 4)
+        assert held == elements(plan) * bytes_each
 
 
 def test_homes_with_other_programs_share_no_gradients() -> None:
