@@ -153,7 +153,7 @@ def _given(segment: Segment, instruction: Instruction) -> dict[str, Place]:
 class Moment(NamedTuple):
     """While an instruction runs: bytes of storages that registers hold, and bytes beside them."""
 
-    index: int
+    place: int  # among the instructions
     live: int
     workspace: int
 
@@ -164,7 +164,7 @@ def moments(
     """The walk over instructions, relative to its beginning, but for those that only end lives. `role`: where what is
     waited for here may have been issued; `walk` is left as it is at the end."""
     walk, pending = walk or Walk(sizes), _Pending(sizes, role)
-    for index, instruction in enumerate(instructions):
+    for place, instruction in enumerate(instructions):
         if not sizes.runs(instruction):
             continue
         opcode = instruction.opcode
@@ -175,17 +175,17 @@ def moments(
             staged = pending.end(instruction.reads[0])
             if instruction.writes:
                 walk.rename(instruction.reads[0], instruction.writes[0])
-            yield Moment(index, walk.live, staged.landing)
+            yield Moment(place, walk.live, staged.landing)
             walk.hold(-staged.held)
         elif instruction.unit:
             before, inside = walk.live, sizes.inside(instruction)
             walk.write(instruction, inside)
-            yield Moment(index, walk.live, max(0, before + inside.peak - walk.live))
+            yield Moment(place, walk.live, max(0, before + inside.peak - walk.live))
         else:
             walk.write(instruction)
             if instruction.row.asynchronous:
                 walk.hold(pending.begin(instruction).held)
-            yield Moment(index, walk.live, sizes.workspace(instruction))
+            yield Moment(place, walk.live, sizes.workspace(instruction))
 
 
 def block_profile(block: Block, sizes: Sizes, role: Role | None = None) -> Profile:
@@ -194,4 +194,4 @@ def block_profile(block: Block, sizes: Sizes, role: Role | None = None) -> Profi
     for moment in moments(block.instructions, sizes, role, walk):
         if moment.live + moment.workspace > most:
             top, most = moment, moment.live + moment.workspace
-    return Profile(walk.change, top.live, top.workspace, top.index)
+    return Profile(walk.change, top.live, top.workspace, top.place)
