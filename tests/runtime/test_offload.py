@@ -13,7 +13,7 @@ from titan.compiler.lower import lower
 from titan.compiler.plan.host import host_memory, host_traffic
 from titan.compiler.plan.instruction import Instruction
 from titan.compiler.plan.program import Plan
-from titan.compiler.plan.sizes import Sizes, liveness, memory_by_component
+from titan.compiler.plan.sizes import Sizes, memory_by_component
 from titan.compiler.plan.text import parse_plan, print_plan
 from titan.compiler.verify.proofs import verify
 from titan.runtime import state as states
@@ -22,6 +22,7 @@ from titan.runtime.host import HostLink
 from titan.runtime.interpreter import Executable
 from titan.runtime.loopback import LoopbackResult, run_loopback
 
+from tests.compiler.plan.test_sizes import unrolled
 from tests.equivalence.configurations import Configuration, spec_of, strategy_of
 from tests.runtime.alone import EchoTransport, Storages
 
@@ -88,16 +89,9 @@ def test_ledgers_of_device_and_host_are_those_of_the_plan(name: str) -> None:
     for rank, report in enumerate(trained(plan, 1).reports[0]):
         role = plan.role_of(rank)
         assert report.host_bytes == host_memory(role, sizes)["activations"] > 0
-        assert report.peak_bytes == max(_height(plan, rank, order) for order in ("train",))
+        assert report.peak_bytes == unrolled(plan, role, "train")[0]
         before, after = (memory_by_component(p, p.role_of(rank)) for p in (plain, plan))
         assert after["optimizer"] == 0 and host_memory(role, sizes)["optimizer"] == before["optimizer"]
-
-
-def _height(plan: Plan, rank: int, order: str) -> int:
-    """Most bytes of registers, without workspace."""
-    without = Sizes(plan)
-    without.workspace = lambda instruction: 0  # type: ignore[method-assign]
-    return liveness(plan, plan.role_of(rank), order, without).peak
 
 
 def test_what_moves_is_what_the_forward_leaves_and_the_state_twice() -> None:

@@ -257,8 +257,8 @@ def test_dtypes_of_whole_buckets() -> None:
 @pytest.mark.parametrize(("zero", "bytes_each"), [(2, 2 + 16 / 4), (3, 18 / 4)])
 def test_copies_of_the_model_share_what_is_sharded(zero: int, bytes_each: float) -> None:
     """Two copies on two stages and two data ranks: shards lie on all four ranks that hold a bucket; what a rank keeps
-    of both its stages, so of all parameters, is the row of the table for d = 4. Gradients are those of one process: see
-    `tests/equivalence`."""
+    of both its stages, so of all parameters, is the row of the table for d = 4. Gradients are those of one process:
+    see `tests/equivalence`."""
     spec = spec_of("bf16", batch=8)
     plan = plan_of(spec, 2, pipeline=2, schedule="dualpipe", stages=(2, 1), zero=zero)
     assert {b.shards for b in plan.buckets} == {"copies.0-1"} and {plan.shard_degree(b) for b in plan.buckets} == {4}
