@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 from titan.compiler.plan.program import Plan
+from titan.runtime import state as states
 from titan.runtime.data import SyntheticSource
+from titan.runtime.host import HostLink
 from titan.runtime.interpreter import Executable
 from titan.runtime.operators import rope
-from titan.runtime.state import allocate
 from titan.runtime.transport.base import Channel, Communicator, Finished, Handle, Signature, Transport
 from titan.runtime.transport.process_group import ProcessGroupCommunicator
 from torch import Tensor
@@ -151,10 +154,50 @@ class Storages(TorchDispatchMode):
         self.peak = max(self.peak, self.live)
 
 
+class Pools(Storages):
+    """Storages of the device; those of host memory are counted by `host`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.host = Storages()
+        self._inside = False
+        self._patches = [
+            mock.patch.object(owner, name, self._within(getattr(owner, name)))
+            for owner, name in ((HostLink, "_to_host"), (states, "host_zeros"))
+        ]
+
+    def __enter__(self) -> Pools:
+        for patch in self._patches:
+            patch.start()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        for patch in self._patches:
+            patch.stop()
+
+    def _within(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any) -> Any:
+            self._inside = True
+            try:
+                return function(*arguments)
+            finally:
+                self._inside = False
+
+        return run
+
+    def _see(self, storage: torch.UntypedStorage) -> None:
+        if self._inside or storage._cdata in self.host._known:
+            self.host._see(storage)
+        else:
+            super()._see(storage)
+
+
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Bytes of tensors that one rank holds: `buffers` by the first letter of their names, `resting` the most between
-    two instructions of a step, `peak` the most at any time in it."""
+    """Bytes of tensors that one rank holds on its device: `buffers` by the first letter of their names, `resting` the
+    most between two instructions of a step, `peak` the most at any time in it."""
 
     buffers: dict[str, int]
     resting: int
@@ -165,16 +208,18 @@ def hold(plan: Plan, vocabulary: int, rank: int) -> Held:
     """Runs the rank alone and counts in its second step, when everything lasting is made."""
     rope._table.cache_clear()
     resting = 0
-    with Storages() as storages:
+    with Pools() as storages:
 
         def between(position: int) -> None:
             nonlocal resting
             resting = max(resting, storages.live)
 
-        state = allocate(plan, rank)
-        buffers: dict[str, int] = {}
+        state = states.allocate(plan, rank)
+        here = {buffer.name for buffer in plan.role_of(rank).buffers if buffer.place == "device"}
+        buffers = dict.fromkeys("pgo", 0)
         for name, value in state.buffers.items():
-            buffers[name[0]] = buffers.get(name[0], 0) + value.nbytes
+            if name in here:
+                buffers[name[0]] = buffers.get(name[0], 0) + value.nbytes
         assert storages.live == sum(buffers.values())
         source = SyntheticSource(vocabulary, seed=1)
         executable = Executable(
@@ -184,7 +229,7 @@ def hold(plan: Plan, vocabulary: int, rank: int) -> Held:
             state,
             source,
             delay=between,
-            watermark=lambda _: None,  # type: ignore
+            watermark=lambda _: None,  # type: ignore[arg-type,return-value]
         )
         for step in range(2):
             storages.peak, resting = storages.live, 0

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from typing import Any
 
 import pytest
 import torch
@@ -16,15 +15,14 @@ from titan.compiler.plan.program import Plan
 from titan.compiler.plan.sizes import Sizes, memory_by_component
 from titan.compiler.plan.text import parse_plan, print_plan
 from titan.compiler.verify.proofs import verify
-from titan.runtime import state as states
 from titan.runtime.data import SyntheticSource
-from titan.runtime.host import HostLink
 from titan.runtime.interpreter import Executable
 from titan.runtime.loopback import LoopbackResult, run_loopback
+from titan.runtime.state import allocate
 
 from tests.compiler.plan.test_sizes import unrolled
 from tests.equivalence.configurations import Configuration, spec_of, strategy_of
-from tests.runtime.alone import EchoTransport, Storages
+from tests.runtime.alone import EchoTransport, Pools
 
 torch.set_num_threads(1)
 WORDS = ("optimizer", "activations", "both")
@@ -111,49 +109,15 @@ def test_what_moves_is_what_the_forward_leaves_and_the_state_twice() -> None:
 # --- two pools, counted storage by storage
 
 
-class Pools(Storages):
-    """Storages by pool: those made inside `host` are of the host."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.host = Storages()
-        self.inside = False
-
-    def _see(self, storage: torch.UntypedStorage) -> None:
-        if self.inside or storage._cdata in self.host._known:
-            self.host._see(storage)
-        else:
-            super()._see(storage)
-
-
-@pytest.fixture
-def pools(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pools]:
-    found = Pools()
-
-    def within(function: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*arguments: Any) -> Any:
-            found.inside = True
-            try:
-                return function(*arguments)
-            finally:
-                found.inside = False
-
-        return run
-
-    monkeypatch.setattr(HostLink, "_to_host", within(HostLink._to_host))
-    monkeypatch.setattr(states, "host_zeros", within(states.host_zeros))
-    yield found
-
-
 @pytest.mark.parametrize("word", WORDS)
-def test_storages_of_both_pools_are_those_predicted(word: str, pools: Pools) -> None:
+def test_storages_of_both_pools_are_those_predicted(word: str) -> None:
     c = Configuration(family="gpt2", pipeline=3)
     strategy = replace(strategy_of(replace(c, pipeline=1)), stages=(3,), micro_batch=4, micro_batches=2)
     spec = spec_of(c)
     plan = lower(spec, replace(strategy, offload=word))
     role, sizes = plan.roles[0], Sizes(plan)
-    with pools:
-        state = states.allocate(plan, 0)
+    with Pools() as pools:
+        state = allocate(plan, 0)
         executable = Executable(plan, 0, EchoTransport(0), state, SyntheticSource(spec.model.vocab, seed=1))
         for _ in range(2):
             pools.peak, pools.host.peak = pools.live, pools.host.live

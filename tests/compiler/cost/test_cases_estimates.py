@@ -11,7 +11,7 @@ from titan.compiler.cost.predict import predict
 from titan.compiler.lower import lower
 from titan.compiler.plan.segment import Segment
 from titan.compiler.plan.sizes import liveness
-from titan.compiler.plan.workspace import segment_workspace
+from titan.compiler.plan.workspace import segment_inside
 from titan.compiler.report.summary import warnings
 from titan.compiler.schedules.registry import SCHEDULES
 from titan.compiler.search.search import search
@@ -160,7 +160,7 @@ def test_S_MEM_08_logits_and_their_pieces() -> None:
     def workspace(rows: int) -> float:
         pieces = head_of("fp32", 1, rows)
         assert not any("logits" in s.types for s in pieces)
-        return max(segment_workspace(s, "forward") for s in pieces) / 2**30
+        return max(segment_inside(s, "forward").peak for s in pieces) / 2**30
 
     assert workspace(1024) - workspace(512) == pytest.approx(0.580, rel=0.01)  # 512 rows of logits and their gradient
     head_of("bf16", 1, 0, pipeline=2)  # the first stage has none of it
