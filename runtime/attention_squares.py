@@ -17,6 +17,7 @@ from torch import Tensor
 
 Seen = Iterable[tuple[slice, Square]]  # samples of the batch, and queries and keys of these that see each other
 Operands = tuple[Tensor, Tensor, Tensor]  # q, k, v
+Place = Callable[[Tensor], Tensor]  # a view of some queries or keys
 
 
 def everywhere(squares: Iterable[Square]) -> Seen:
@@ -38,11 +39,10 @@ def merge_into(attributes: Attributes, operands: Operands, seen: Seen, out: Tens
     """Merges further keys into the attention so far."""
     queries, keys, values, target = (by_heads(x, attributes) for x in (*operands, out))
     for samples, square in seen:
-        rows, columns = _slices(samples, square)
-        block, block_lse = _turned(attention_block, square, queries[rows], keys[columns], values[columns])
-        before = lse[rows]
+        rows, columns = _places(samples, square)
+        block, block_lse = _turned(attention_block, square, rows(queries), columns(keys), columns(values))
+        before, part = rows(lse.unsqueeze(-1)).squeeze(-1), rows(target)
         total = torch.logaddexp(before, block_lse)
-        part = target[rows]
         part.mul_((before - total).exp().unsqueeze(-1))
         part.addcmul_(block.to(out.dtype), (block_lse - total).exp().unsqueeze(-1))
         before.copy_(total)
@@ -55,14 +55,15 @@ def gradients_of(attributes: Attributes, saved: Saved, gradient: Tensor, seen: S
     found = tuple(torch.zeros_like(x, dtype=dtype, memory_format=torch.contiguous_format) for x in (q, k, v))
     queries, keys, values, out, given = (by_heads(x, attributes) for x in (q, k, v, saved["out"], gradient))
     dq, dk, dv = (by_heads(x, attributes) for x in found)
+    lse = saved["lse"].unsqueeze(-1)
     for samples, square in seen:
-        rows, columns = _slices(samples, square)
+        rows, columns = _places(samples, square)
         parts = _turned(
-            attention_block_backward, square,
-            given[rows], queries[rows], keys[columns], values[columns], out[rows], saved["lse"][rows].contiguous(),
+            attention_block_backward, square, rows(given), rows(queries), columns(keys), columns(values), rows(out),
+            rows(lse).squeeze(-1).contiguous(),
         )  # fmt: skip
         for whole, place, part in zip((dq, dk, dv), (rows, columns, columns), parts, strict=True):
-            whole[place].add_(part)
+            place(whole).add_(part)
     return found  # type: ignore[return-value]
 
 
@@ -72,13 +73,27 @@ def by_heads(x: Tensor, attributes: Attributes) -> Tensor:
 
 
 def _turned(kernel: Callable[..., tuple[Tensor, ...]], square: Square, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """A kernel on a square. Read backwards, queries that see the keys from their own on see those up to it."""
-    if not square.late:
-        return kernel(*tensors, square.causal)
-    return tuple(t.flip(2) for t in kernel(*(t.flip(2) for t in tensors), True))
+    """A kernel on a square, or on a row of them as samples of one batch. Read backwards, queries that see the keys from
+    their own on see those up to it."""
+    given = [t.flatten(0, 1) if square.repeats > 1 else t for t in tensors]
+    given = [t.flip(2) if square.late else t for t in given]
+    found = kernel(*given, square.causal or square.late)
+    found = tuple(t.flip(2) for t in found) if square.late else found
+    return tuple(t.view(*tensors[0].shape[:2], *t.shape[1:]) for t in found) if square.repeats > 1 else found
 
 
-def _slices(samples: slice, square: Square) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
-    everything = slice(None)
-    rows = slice(square.query, square.query + square.queries)
-    return (samples, everything, rows), (samples, everything, slice(square.key, square.key + square.keys))
+def _places(samples: slice, square: Square) -> tuple[Place, Place]:
+    """Views of the queries, and of the keys, of a square in [batch, heads, length, d]; of a row of squares
+    [batch, repeats, heads, length, d]."""
+
+    def view(first: int, length: int) -> Place:
+        if square.repeats == 1:
+            return lambda x: x[samples].narrow(2, first, length)
+        reach = (square.repeats - 1) * square.stride + length
+
+        def row(x: Tensor) -> Tensor:
+            return x[samples].narrow(2, first, reach).unfold(2, length, square.stride).permute(0, 2, 1, 4, 3)
+
+        return row
+
+    return view(square.query, square.queries), view(square.key, square.keys)

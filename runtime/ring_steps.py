@@ -22,7 +22,7 @@ Partial = tuple[Tensor, Tensor]  # out [batch, length, heads * head_dim], lse [b
 def first_step(attributes: Attributes, q: Tensor, kv: Tensor) -> Partial:
     """Own queries against own keys."""
     squares, dtype = visible(attributes, q.shape[1]), _result_dtype(attributes, q)
-    if len(squares) > 1:
+    if len(squares) > 1 or squares[0].repeats > 1:
         out, lse = attention_of(attributes, (q, *kv), everywhere(squares))
         return out.to(dtype), lse
     out, lse = _forward(attributes, squares[0], q, kv)  # the own keys are always seen
@@ -42,7 +42,7 @@ def step_backward(attributes: Attributes, saved: Saved, gradients: Gradients) ->
     q, kv = saved["q"], saved["kv"]
     wide = statistics(q.dtype)
     squares = visible(attributes, q.shape[1])
-    if len(squares) != 1 or squares[0].late:
+    if len(squares) != 1 or squares[0].late or squares[0].repeats > 1:
         k, v = kv
         dq, dk, dv = gradients_of(attributes, {**saved, "k": k, "v": v}, gradients[0], everywhere(squares))
         return dq, torch.stack((dk, dv))

@@ -16,7 +16,8 @@ Run = tuple[int, int]  # first position, number of positions
 @dataclass(frozen=True, slots=True)
 class Square:
     """Queries and keys that see each other, as first index and number on this rank. With `causal` query i sees the keys
-    up to i, with `late` those from i on; both have as many keys as queries."""
+    up to i, with `late` those from i on; both have as many keys as queries. A square may stand for a row of `repeats`
+    equal ones, each `stride` queries and keys further on, which one kernel computes."""
 
     query: int
     queries: int
@@ -24,11 +25,13 @@ class Square:
     keys: int
     causal: bool = False
     late: bool = False
+    repeats: int = 1
+    stride: int = 0
 
     @property
     def pairs(self) -> float:
         """Pairs of query and key; a diagonal leaves half of them, as everywhere in FLOP counts."""
-        return self.queries * self.keys * (0.5 if self.causal or self.late else 1.0)
+        return self.repeats * self.queries * self.keys * (0.5 if self.causal or self.late else 1.0)
 
 
 def sees(queries: Run, keys: Run, window: int = 0) -> bool:
@@ -56,7 +59,8 @@ def squares(queries: Run, keys: Run, window: int = 0) -> Iterator[Square]:
 
     The first key that a query sees stays the run's first until the window has left it, the last one is the query's own
     until the run ends. Between such places queries see keys of one form: a square, with a causal one where the end
-    moves and a late one where the beginning does. Where both move, `window` queries are taken at a time.
+    moves and a late one where the beginning does. Where both move, `window` queries are taken at a time: no square is
+    left between the two diagonals.
     """
     begin, stop = keys[0], sum(keys)
     reach = window - 1 if window else max(sum(queries), stop)
@@ -64,14 +68,19 @@ def squares(queries: Run, keys: Run, window: int = 0) -> Iterator[Square]:
     cuts = sorted({first, end} | {cut for cut in (begin + reach + 1, stop) if first < cut < end})
     for start, last in pairwise(cuts) if first < end and begin < stop else ():
         beginning, ending = start > begin + reach, start < stop  # which ends of the seen keys move with the query
-        step = window if beginning and ending else last - start
-        for a in range(start, last, step):
-            e = min(a + step, last)
-            low, high = e - 1 - reach if beginning else begin, a if ending else stop
-            row = a - queries[0]
-            if low < high:
-                yield Square(row, e - a, low - begin, high - low)
-            if ending:
-                yield Square(row, e - a, a - begin, e - a, causal=True)
-            if beginning and e - a > 1:
-                yield Square(row, e - a - 1, a - reach - begin, e - a - 1, late=True)
+        number = (last - start) // window if beginning and ending else 0
+        if number:
+            stride = window if number > 1 else 0
+            yield Square(start - queries[0], window, start - begin, window, causal=True, repeats=number, stride=stride)
+            if reach:
+                yield Square(
+                    start - queries[0], reach, start - reach - begin, reach, late=True, repeats=number, stride=stride
+                )
+        a = start + number * window
+        low, high = last - 1 - reach if beginning else begin, a if ending else stop
+        if a < last and low < high:
+            yield Square(a - queries[0], last - a, low - begin, high - low)
+        if a < last and ending:
+            yield Square(a - queries[0], last - a, a - begin, last - a, causal=True)
+        if a + 1 < last and beginning:
+            yield Square(a - queries[0], last - a - 1, a - reach - begin, last - a - 1, late=True)

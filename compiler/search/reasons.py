@@ -11,7 +11,7 @@ from titan.compiler.cost.shape import Shape
 from titan.compiler.plan.sequence import needed_steps
 from titan.compiler.search.candidates import Candidate, saved
 from titan.compiler.search.space import PREFERRED
-from titan.compiler.spec.padding import padding_in_words
+from titan.compiler.spec.padding import padded, padding_in_words
 from titan.compiler.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -93,7 +93,8 @@ def _ring_steps(shape: Shape, s: Strategy, other: str) -> str:
     if not window:
         return ""
     theirs, ours = (
-        len(needed_steps(ring, order == "zigzag", shape.sequence // ring, window)) for order in (other, s.context_order)
+        len(needed_steps(ring, o == "zigzag", padded(shape.sequence, replace(s, context_order=o)) // ring, window))
+        for o in (other, s.context_order)
     )
     return f"; {theirs} steps of {ring} within {window} tokens, here {ours}"
 

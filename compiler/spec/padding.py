@@ -41,5 +41,5 @@ def padding_in_words(sequence: int, s: Choices) -> str:
         return ""
     return (
         f"sequence = {sequence} is filled up to {sequence + more}, a multiple of {unit_in_words(s)}:"
-        f" {more} masked place{'s' if more > 1 else ''}, {more / sequence:.2%} more"
+        f" {more} masked place{'s' if more > 1 else ''}, {100 * more / sequence:.2g}% more"
     )

@@ -47,6 +47,7 @@ def test_sizes_count_padded_products_and_visible_pairs() -> None:
     assert product_size(8, 16, 32, 8.0) == 2 * 16 * 24 * 40
     assert attention_size(1, 4, 4, 1, causal=False) == 16
     assert attention_size(1, 2, 4, 1, causal=True) == 2 * 2 + 2 * 2 / 2  # two earlier keys, and half of the own square
+    assert attention_size(1, 8, 8, 1, causal=True, window=3) == 8 * 3 - 3 * 3 / 2
 
 
 def test_operators_with_a_curve_are_priced_by_it() -> None:

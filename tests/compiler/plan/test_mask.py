@@ -8,7 +8,7 @@ import pytest
 from titan.compiler.plan.mask import band_pairs, sees, squares
 from titan.compiler.plan.sequence import held, needed_steps
 
-RUNS = tuple(product((0, 1, 5, 9), (1, 2, 4, 7)))
+RUNS = tuple(product((0, 1, 5, 9), (1, 2, 4, 7, 19)))
 
 
 def visible(queries: tuple[int, int], keys: tuple[int, int], window: int) -> list[tuple[int, int]]:
@@ -22,12 +22,14 @@ def test_squares_are_the_band(window: int) -> None:
     for queries, keys in product(RUNS, RUNS):
         found = []
         for s in squares(queries, keys, window):
-            assert s.query >= 0 and s.query + s.queries <= queries[1]
-            assert s.key >= 0 and s.key + s.keys <= keys[1]
-            for i, j in product(range(s.queries), range(s.keys)):
+            on = (s.repeats - 1) * s.stride
+            assert s.query >= 0 and s.query + on + s.queries <= queries[1]
+            assert s.key >= 0 and s.key + on + s.keys <= keys[1]
+            for n, i, j in product(range(s.repeats), range(s.queries), range(s.keys)):
                 if (not s.causal or j <= i) and (not s.late or j >= i):
-                    found.append((queries[0] + s.query + i, keys[0] + s.key + j))
+                    found.append((queries[0] + s.query + n * s.stride + i, keys[0] + s.key + n * s.stride + j))
         assert sorted(found) == visible(queries, keys, window)
+        assert len(tuple(squares(queries, keys, window))) <= 9  # kernels do not grow with the sequence
         assert sees(queries, keys, window) == bool(found)
 
 

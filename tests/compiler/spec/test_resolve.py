@@ -350,3 +350,31 @@ def test_an_import_that_does_not_parse_is_the_only_error(tmp_path: Path) -> None
 
 def test_an_import_that_is_missing_is_the_only_error() -> None:
     assert codes(errors("import mine\n" + spec_text(model="model = mine.small"))) == ["T218"]
+
+
+SHAPE = "model { vocab = 64, hidden = 64, rope = { theta = 1e4 }, max_positions = 512, attention ="
+WINDOWS = {
+    "gqa { heads = 4, window = 8 }, layers = 3 * dense { ffn = 64 }": [8, 8, 8],
+    "gqa { heads = 4, window = 8 }, layers = dense { ffn = 64 } + dense { ffn = 64, window = none }": [8, None],
+    "gqa { heads = 4 }, layers = 2 * (dense { ffn = 64, window = 5 } + dense { ffn = 64 })": [5, None, 5, None],
+}
+
+
+@pytest.mark.parametrize("written", WINDOWS)
+def test_windows_of_a_model_and_of_its_layers(written: str) -> None:
+    found = resolved(spec_text(model=f"{SHAPE} {written} }}"))
+    assert [block.window for block in found.model.blocks] == WINDOWS[written]
+
+
+@pytest.mark.parametrize(
+    ("written", "code", "at"),
+    [
+        ("mla { heads = 4, kv_rank = 16, head_dim = 16, rope_dim = 8, value_dim = 16 }, layers = 2 * dense { ffn = 64, "
+         "window = 8 }", "T224", "8"),
+        ("gqa { heads = 4, window = 0 }, layers = 2 * dense { ffn = 64 }", "T216", "0"),
+    ],
+)  # fmt: skip
+def test_windows_that_cannot_be(written: str, code: str, at: str) -> None:
+    text = spec_text(model=f"{SHAPE} {written} }}")
+    found = only(errors(text))
+    assert found.code == code and pointed_at(found, text) == at
