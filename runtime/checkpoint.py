@@ -200,7 +200,8 @@ def load(saved: Saved, state: State) -> None:
         with safe_open(path, framework="pt") as file:
             if set(file.keys()) != set(wanted):
                 raise ValueError("it holds other buffers than the plan declares")
-            for key, tensor in wanted.items():
+        for key, tensor in wanted.items():  # opened for each: what is mapped stays in memory until it is closed
+            with safe_open(path, framework="pt") as file:
                 _copy(tensor, file.get_tensor(key), key)
     except (OSError, ValueError, SafetensorError) as error:
         raise TitanError(_damaged(saved.folder, f"{name}: {error}")) from None

@@ -39,6 +39,7 @@ SHARDING = ("zero", "shard", "gather", "reduce", "prefetch")
 FEW, LAYERS = 64, 48  # block calls and layers up to which a plan is so small that its shardings are all simulated
 ALIKE = 1.003  # ratio of times that the closed forms of shardings cannot tell apart
 SIMULATED = "of the ways to shard that the closed forms cannot tell apart the fastest by simulation"
+SECOND = 4_000  # strategies up to which pricing the other kind too costs little
 MENDED = 4  # plans that hold more than the closed forms say, and get a tier of recompute for each layer instead
 MARGIN = 0.03  # about the error of the closed forms
 TRIES = 24  # compiled plans that turn out not to fit before the search gives up
@@ -160,6 +161,8 @@ def _search(spec: Spec, risk: bool) -> SearchResult:
         ranked += near
         finalists = _compile(spec, estimator, ranked, (*ranked, *fitting, *others), closed, verdicts)
         if finalists:
+            rivals = _rivals(spec, estimator, priced.number, finalists, closed)
+            finalists += _compile(spec, estimator, rivals, (*ranked, *fitting, *others), closed, verdicts)
             break
     else:
         closest = min((*fitting, *others), key=lambda c: (c.estimate.memory, c.key))
@@ -181,6 +184,29 @@ def _search(spec: Spec, risk: bool) -> SearchResult:
         time.perf_counter() - started,
         _notes(space, len(fitting), len(finalists), lost),
     )
+
+
+def _rivals(spec: Spec, estimator: Estimator, priced: int, finalists: list[Finalist], closed: int) -> list[Candidate]:
+    """Pipelines where none was simulated, or none where all were: the closed forms err about both in other ways, so the
+    best of the other kind may win when it is priced apart. Only where that costs little."""
+    piped = {f.strategy.pipeline > 1 for f in finalists}
+    if priced > SECOND or len(piped) > 1 or spec.parallel.pipeline.relation != "auto" or spec.parallel.stages.value:
+        return []
+    wish = Wish("=", (1,)) if piped == {True} else Wish(">=", (2,))
+    other = replace(spec, parallel=replace(spec.parallel, pipeline=wish))
+    space = enumerate_space(other)
+    fitting = price(other, estimator, space, closed).fitting if space.families else []
+    best = min(f.timeline.seconds for f in finalists)
+    ranked = with_schedules(spec, estimator, _one_per_mesh(affordable(fitting, LARGE, MARGIN)[0]), closed)
+    return [c for c in _one_per_mesh(ranked) if c.estimate.seconds < best and c.work <= WORK][:FINALISTS]
+
+
+def _one_per_mesh(candidates: list[Candidate]) -> list[Candidate]:
+    """The first of every mesh: what the closed forms miss they miss for all plans on it."""
+    found: dict[tuple[int, ...], Candidate] = {}
+    for c in candidates:
+        found.setdefault((c.strategy.pipeline, c.strategy.data, c.strategy.context, c.strategy.tensor), c)
+    return list(found.values())
 
 
 def _compile(
