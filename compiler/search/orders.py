@@ -69,7 +69,8 @@ def timed(
     durations, wish = estimator.durations(strategy), spec.parallel.late_check
     waiting = timetable(strategy.order, durations).makespan
     bodies = {False: waiting} if wish.allows(False) else {}
-    if wish.allows(True) and (not bodies or period(strategy.order, durations) < (1 - STALL) * waiting):
+    able = wish.allows(True) and not strategy.state_on_host  # legality: what is kept is on the device
+    if able and (not bodies or period(strategy.order, durations) < (1 - STALL) * waiting):
         bodies[True] = period(strategy.order, durations)
     tried = []
     for late, body in bodies.items():

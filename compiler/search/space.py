@@ -106,6 +106,8 @@ def allowed(spec: Spec, key: str, idle: bool = False) -> tuple[Any, ...]:
         values = wish.values  # one read from a file is in no list
     if key == "offload" and not spec.cluster.host_bytes:
         values = values[:1]  # where that is not `none`, legality says what is missing
+    if key == "offload" and spec.parallel.late_check.value is True:
+        values = tuple(v for v in values if v in ("none", "activations")) or values  # legality says why
     if key == "recompute" and wish.relation == "auto":
         values = values[:-1]  # a plan that leaves the choice to the run is for those who ask for one
     if not idle or not values:

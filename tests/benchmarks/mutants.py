@@ -31,7 +31,7 @@ from tests.benchmarks import mutation_headers, mutation_values  # noqa: F401  (t
 from tests.benchmarks.mutation import OPERATORS, Mutant, mutants
 from tests.compiler.verify.tiny import KINDS, plan
 
-PLANS = ("zero", "kv", "tied", "heads", "ring", "square", "sequence", "split", "pairs")
+PLANS = ("zero", "kv", "tied", "heads", "ring", "square", "sequence", "split", "pairs", "away")
 TOLERANCE = 1e-9
 LONGEST = 60  # seconds that a broken plan may run
 _HEADER = set(vars(mutation_headers))

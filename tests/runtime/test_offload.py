@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
 from titan.compiler.lower import lower
+from titan.compiler.pipeline import compile_spec
 from titan.compiler.plan.host import host_memory, host_traffic
 from titan.compiler.plan.instruction import Instruction
 from titan.compiler.plan.program import Plan
@@ -23,6 +25,7 @@ from titan.runtime.state import allocate
 from tests.compiler.plan.test_sizes import unrolled
 from tests.equivalence.configurations import Configuration, spec_of, strategy_of
 from tests.runtime.alone import EchoTransport, Pools
+from tests.runtime.small_runs import go, write_spec
 
 torch.set_num_threads(1)
 WORDS = ("optimizer", "activations", "both")
@@ -178,3 +181,17 @@ def test_the_verifier_refuses_more_than_the_host_has() -> None:
     plan = plan_of("dropout", "both")
     settings = tuple((key, "1000" if key == "memory.host_bytes" else text) for key, text in plan.settings)
     assert findings(replace(plan, settings=settings)) == ["T771"]
+
+
+def test_two_processes_with_state_and_activations_on_the_host_give_the_same_losses(tmp_path: Path) -> None:
+    """Real ranks over gloo, bfloat16 with masters, an evaluation between and a checkpoint at the end."""
+    host = "host_memory = 1 GiB, host_link = link { bandwidth = 5 GB/s, latency = 10 us }"
+    found = []
+    for word in ("none", "both"):
+        folder = tmp_path / word
+        folder.mkdir()
+        path = write_spec(folder, f"pipeline = 2, late_check = false, offload = {word}", precision="bf16")
+        path.write_text(path.read_text().replace("devices_per_node = 2", f"devices_per_node = 2, {host}"))
+        result = go(compile_spec(path).plan, folder).result
+        found.append((result["first_loss"], result["final_loss"], result["validation_loss"]))
+    assert found[0] == found[1]
