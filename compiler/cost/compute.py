@@ -1,16 +1,19 @@
 """Seconds of compute on one device: a roofline per operator with an efficiency curve.
 
-    matrix product   max(f / (peak * matmul * f/(f+F) * m/(m+h) * n/(n+h) * k/(k+h)), bytes / bandwidth), f = 2mnk
+    matrix product   max(f / (peak * matmul * t * k/(k+h) * f/(f+F)), bytes / bandwidth)
     attention        f / (peak * attention * keys/(keys+h))
     everything else  bytes read and written / bandwidth
 
-and never less than the launch floor. `d/(d+h)` is the usual saturation of tiled kernels: small dims leave tiles and
-their pipelines partly empty.
+and never less than the launch floor; f = 2mnk. `d/(d+h)` is the usual saturation of tiled kernels: small dims leave
+tiles and their pipelines partly empty. t is the share of its rate that a product keeps when its result is cut into
+tiles and these are dealt to the multiprocessors in waves (`tiled_share`), or m/(m+h) * n/(n+h) where a machine does not
+say how many it has.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from titan.compiler.cost.curves import curve_name, operator_size
 from titan.compiler.cost.machine import Machine
@@ -19,6 +22,13 @@ from titan.compiler.plan.operators import DTYPE_BYTES, TensorType
 from titan.compiler.plan.program import Bucket
 from titan.compiler.plan.segment import Call, Segment
 from titan.compiler.plan.sequence import mean_pairs, most_pairs
+
+# tiles of a result that kernels of matrix products come with, and the rate of a full one relative to the largest: less
+# reuse of what is loaded (NVIDIA, Matrix Multiplication Background User's Guide, "Tile quantization")
+TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.95), (128, 64, 0.82), (64, 128, 0.82), (64, 64, 0.65))
+SPLITS = ((1, 1.0), (2, 0.95), (4, 0.90))  # parts of the inner dim that are summed afterwards, and what that costs
+TURNED = ("rope", "dropout")  # their gradients are moved though nothing was saved for them
+SPLIT_DEPTH = 1024  # a part is never shorter
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +47,21 @@ class Seconds:
         )
 
 
+@lru_cache(maxsize=65536)
+def tiled_share(m: int, n: int, k: int, batch: int, processors: int) -> float:
+    """Share of the rate of full tiles on all processors, with the tile and the split that suit `batch` products best:
+    tiles at the edge are partly empty, and so is the last wave."""
+    best = 0.0
+    for rows, columns, rate in TILES:
+        tiles = batch * -(-m // rows) * -(-n // columns)
+        for parts, kept in SPLITS:
+            if parts > 1 and k < parts * SPLIT_DEPTH:
+                break
+            waves = -(-tiles * parts // processors)
+            best = max(best, rate * kept * batch * m * n * parts / (waves * processors * rows * columns))
+    return best
+
+
 def gemm_seconds(
     machine: Machine, m: int, n: int, k: int, dtype: str = "bf16", result_bytes: int | None = None, batch: int = 1
 ) -> float:
@@ -44,7 +69,11 @@ def gemm_seconds(
     A kernel may do a `batch` of such products."""
     figures, work = machine.figures, 2.0 * batch * m * n * k
     half = figures["matmul_half_dim"]
-    filled = (m / (m + half)) * (n / (n + half)) * (k / (k + half)) * work / (work + figures["matmul_half_flops"])
+    filled = (k / (k + half)) * work / (work + figures["matmul_half_flops"])
+    if figures["processors"]:
+        filled *= tiled_share(m, n, k, batch, int(figures["processors"])) ** figures["matmul_waves"]
+    else:
+        filled *= (m / (m + half)) * (n / (n + half))
     size = DTYPE_BYTES[dtype]
     moved = batch * ((m * k + k * n) * size + m * n * (result_bytes or size))
     return max(
@@ -68,20 +97,21 @@ def fullest(queries: int, keys: int, window: int = 0) -> float:
     return last / (band_pairs((0, keys), (0, keys), window) * queries / keys)
 
 
-def moved_seconds(machine: Machine, moved: float) -> float:
-    """A memory-bound kernel that reads and writes `moved` bytes."""
-    return max(moved / machine.memory_bandwidth, machine.figures["launch_seconds"])
+def moved_seconds(machine: Machine, moved: float, kernels: int = 1) -> float:
+    """Memory-bound kernels that read and write `moved` bytes together."""
+    return max(moved / machine.memory_bandwidth, kernels * machine.figures["launch_seconds"])
 
 
 def segment_seconds(machine: Machine, segment: Segment) -> Seconds:
-    """All calls of a segment one after another; gradients that nobody needs cost nothing."""
+    """All calls of a segment one after another."""
     total = Seconds()
     for call in segment.body:
-        total += _call_seconds(machine, segment, call)
+        total += call_seconds(machine, segment, call)
     return total
 
 
-def _call_seconds(machine: Machine, segment: Segment, call: Call) -> Seconds:
+def call_seconds(machine: Machine, segment: Segment, call: Call) -> Seconds:
+    """One call of a segment; gradients that nobody needs cost nothing."""
     operands = tuple(segment.types[name] for name in call.operands)
     results = tuple(segment.types[name] for name in call.results)
     needed = [o for n, o in zip(call.row.operands, call.operands, strict=True) if n not in call.row.data]
@@ -130,11 +160,7 @@ def _call_seconds(machine: Machine, segment: Segment, call: Call) -> Seconds:
         return Seconds(
             moved_seconds(machine, 2.0 * written), 0.0, moved_seconds(machine, written + 8.0 * results[0].elements)
         )
-    after = _backward_seconds(machine, call, segment) if backward else 0.0
-    if call.operator in ("rms_norm", "layer_norm"):
-        passes = machine.figures["norm_passes"]
-        return Seconds(forward * passes, after * passes)
-    return Seconds(forward, after)
+    return Seconds(forward, _backward_seconds(machine, call, segment) if backward else 0.0)
 
 
 def _measured_seconds(machine: Machine, segment: Segment, call: Call, backward: bool) -> Seconds | None:
@@ -178,10 +204,9 @@ def _scores_seconds(machine: Machine, call: Call, operands: tuple[TensorType, ..
         gemm_seconds(machine, m, n, k, dtype, batch=heads)
         for m, n, k in ((queries, keys, depth), (queries, depth, keys), (keys, depth, queries))
     ]
-    if depth % 8:
+    if depth % 8:  # vector units cannot load such rows whole
         products = [p / machine.figures["misaligned"] for p in products]
-    passes = machine.figures["score_passes"]
-    moved = passes * heads * queries * keys * size / machine.memory_bandwidth
+    moved = heads * queries * keys * size / machine.memory_bandwidth
     return Seconds(products[0] + products[1] + 4 * moved, products[0] + products[1] + 2 * products[2] + 6 * moved)
 
 
@@ -222,7 +247,7 @@ def _backward_seconds(machine: Machine, call: Call, segment: Segment) -> float:
     moved += sum(
         types[named[name]].bytes for name in row.operands if name not in row.data and name not in row.parameters
     )
-    return moved_seconds(machine, moved) if row.saves or row.weight_with_input else 0.0
+    return moved_seconds(machine, moved) if row.saves or row.weight_with_input or call.operator in TURNED else 0.0
 
 
 def optimizer_seconds(machine: Machine, bucket: Bucket, elements: int) -> float:

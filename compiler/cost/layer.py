@@ -174,8 +174,11 @@ class LayerPrices:
         attention, back_attention = self._attention(cut, tokens, queries) if queries else (0.0, 0.0)
         forward, backward = forward + attention, backward + back_attention
         residual, turned, hidden = stream * shape.hidden, tokens * (queries + keys), tokens * inner
-        forward += moved_seconds(self.machine, size * (10 * residual + 2 * turned + (up + 1) * hidden))
-        backward += moved_seconds(self.machine, size * (14 * residual + 2 * turned + (2 * up + 1) * hidden))
+        # norms and residual sums two each, rotary positions of queries and keys, activation; sums have no backward; with
+        # a ring keys and values are packed, and gradients widened and narrowed
+        more = 2 if cut.ring > 1 else 0
+        forward += moved_seconds(self.machine, size * (10 * residual + 2 * turned + (up + 1) * hidden), 7 + more)
+        backward += moved_seconds(self.machine, size * (14 * residual + 2 * turned + (2 * up + 1) * hidden), 5 + more)
         near, back = self._layer_traffic(cut, tokens, queries, keys)
         if cut.ring > 1 and queries:
             exposed = self._ring_exposed(cut, tokens * keys, tokens * queries)
@@ -247,9 +250,10 @@ class LayerPrices:
         elif cut.ring > 1 and window:
             work *= slowest_steps(cut.ring, length, window)
         seen = min(length, window or length)
+        floor = cut.ring * self.machine.figures["launch_seconds"]  # a kernel for each block of a ring
         return (
-            attention_seconds(self.machine, work, seen, shape.dtype),
-            attention_seconds(self.machine, 2.5 * work, seen, shape.dtype),
+            max(attention_seconds(self.machine, work, seen, shape.dtype), floor),
+            max(attention_seconds(self.machine, 2.5 * work, seen, shape.dtype), floor),
         )
 
     def _ring_exposed(self, cut: Cut, elements: int, width: int) -> tuple[float, float]:

@@ -61,7 +61,7 @@ def bases(first: int, strides: tuple[Stride, ...], devices_per_node: int) -> fro
 def collective_seconds(machine: Machine, opcode: str, placement: Placement, whole: float) -> float:
     """Seconds of a collective whose whole (gathered, or reduced) tensor has `whole` bytes.
 
-    Ring: each member moves (n-1)/n of the whole, twice for all-reduce. Small all-reduces go by a tree instead: the
+    Ring: each member moves (n-1)/n of the whole, twice for all-reduce. All-reduces may go by a tree instead: the
     whole tensor up and down, with a logarithmic number of messages.
     """
     n, nodes = placement.size, placement.nodes
@@ -76,9 +76,9 @@ def collective_seconds(machine: Machine, opcode: str, placement: Placement, whol
     if opcode != "all_reduce":
         return ring
     near, between = ceil(log2(max(n // nodes, 1))), ceil(log2(nodes))
-    slowest = (machine.inter if nodes > 1 else machine.intra).bandwidth
-    tree = 2 * (near * machine.intra.latency + between * machine.inter.latency + whole / slowest)
-    return min(ring, tree)
+    way_out = placement.local * machine.inter.bandwidth if nodes > 1 else machine.intra.bandwidth
+    moved = whole / min(machine.intra.bandwidth if n > nodes else way_out, way_out)
+    return min(ring, 2 * (near * machine.intra.latency + between * machine.inter.latency + moved))
 
 
 def _measured_seconds(machine: Machine, opcode: str, size: int, whole: float) -> float | None:
@@ -101,10 +101,9 @@ def _ring_bytes_seconds(machine: Machine, placement: Placement, whole: float) ->
 
 
 def _ring_latency(machine: Machine, placement: Placement) -> float:
-    """A ring inside the node and, beyond a few nodes, a logarithmic exchange between them."""
-    near = (ceil(placement.size / placement.nodes) - 1) * machine.intra.latency
-    hops = min(placement.nodes - 1, 2 * ceil(log2(placement.nodes))) if placement.nodes > 1 else 0
-    return near + hops * machine.inter.latency
+    """A message goes round the ring: from member to member inside the nodes, and from node to node."""
+    nodes = placement.nodes
+    return (placement.size - nodes) * machine.intra.latency + (nodes - 1) * machine.inter.latency
 
 
 def _exchange_seconds(machine: Machine, placement: Placement, whole: float) -> float:
@@ -117,10 +116,11 @@ def _exchange_seconds(machine: Machine, placement: Placement, whole: float) -> f
     return max(near, part * (n - local) / machine.inter.bandwidth + (placement.nodes - 1) * machine.inter.latency)
 
 
-def transfer_seconds(machine: Machine, crosses_nodes: bool, moved: float) -> float:
-    """One point-to-point message."""
-    curve = machine.curves.get("send")
-    if curve is not None and not crosses_nodes:
-        return curve(moved)
-    level = machine.inter if crosses_nodes else machine.intra
-    return level.latency + moved / level.bandwidth
+def transfer_seconds(machine: Machine, crosses_nodes: bool, moved: float, senders: int | None = None) -> float:
+    """One point-to-point message, while `senders` devices of its node send one (by default all of them)."""
+    if not crosses_nodes:
+        curve = machine.curves.get("send")
+        return curve(moved) if curve is not None else machine.intra.latency + moved / machine.intra.bandwidth
+    adapters = machine.figures["adapters"]
+    share = min(1.0, adapters * machine.devices_per_node / (senders or machine.devices_per_node)) / min(1.0, adapters)
+    return machine.inter.latency + moved / (machine.inter.bandwidth * share)

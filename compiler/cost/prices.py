@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from titan.compiler.cost.compute import Seconds, moved_seconds, optimizer_seconds, segment_seconds
+from titan.compiler.cost.compute import Seconds, call_seconds, moved_seconds, optimizer_seconds
 from titan.compiler.cost.machine import Machine, read_machine
 from titan.compiler.cost.network import Placement, Stride, bases, collective_seconds, place, transfer_seconds
 from titan.compiler.plan.instruction import Instruction, type_name
 from titan.compiler.plan.operators import DTYPE_BYTES, statistics_dtype
 from titan.compiler.plan.program import Bucket, Plan, Role
-from titan.compiler.plan.segment import parse_unit
+from titan.compiler.plan.segment import Call, Segment, parse_unit
 from titan.compiler.plan.sizes import Sizes
 
 FREE = ("wait", "free", "report", "watermark")
@@ -50,14 +50,21 @@ class Prices:
     def _unit_seconds(self, opcode: str, name: str, tier: str) -> float:
         if opcode == "recompute":
             segment = self.plan.segment_table[name]
-            return segment_seconds(self.machine, replace(segment, body=segment.rebuild_body(tier))).forward
+            return self.segment(replace(segment, body=segment.rebuild_body(tier))).forward
         if name not in self._segments:
-            self._segments[name] = segment_seconds(self.machine, self.plan.segment_table[name])
+            self._segments[name] = self.segment(self.plan.segment_table[name])
         found, host = self._segments[name], self._host_seconds(name)
         if opcode == "forward":
             return max(found.forward, host)
         inputs = max(found.backward_input, host) if opcode != "backward_weight" else 0.0
         return inputs + (found.backward_weight if opcode != "backward_input" else 0.0)
+
+    def segment(self, segment: Segment) -> Seconds:
+        """All calls of a segment one after another."""
+        return sum((self.call(segment, call) for call in segment.body), Seconds())
+
+    def call(self, segment: Segment, call: Call) -> Seconds:
+        return call_seconds(self.machine, segment, call)
 
     def _host_seconds(self, name: str) -> float:
         """Time in which the host issues the operators of a segment."""
@@ -118,8 +125,9 @@ class Prices:
         key = (instruction.group, low, abs(peer), register)
         if key not in self._memo:
             crosses = self._crosses_nodes(instruction.group, low, abs(peer))
+            senders = min(self._distance[instruction.group] * abs(peer), self.machine.devices_per_node)
             moved = self.plan.types[register].bytes
-            self._memo[key] = _nanoseconds(transfer_seconds(self.machine, crosses, moved))
+            self._memo[key] = _nanoseconds(transfer_seconds(self.machine, crosses, moved, senders))
         return self._memo[key]
 
     def _ring_transfer(self, role: Role, instruction: Instruction, register: str) -> int:

@@ -2,8 +2,8 @@
 [--quick] [--json]`.
 
 Every fully specified row is planned with its published layout, its plan simulated, and step time, memory and the
-verdict on memory compared. What is left out is counted by reason. `leave_one_out` are the errors of each source with
-the shared constants that the other sources alone would give (one rate of products, as that is what they disagree on).
+verdict on memory compared. What is left out is counted by reason. `leave_one_out` are the errors of each source when
+the shared figures are fitted to the other sources alone (`fit`: one step of it, on the rows that it uses).
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from collections import Counter
 from collections.abc import Sequence
 from multiprocessing import get_context
 from pathlib import Path
-from statistics import median
+
+import numpy as np
 
 from tests.benchmarks.published_runs.layout import Refused
+from tests.benchmarks.published_runs.parameters import current
 from tests.benchmarks.published_runs.predict import predict
 from tests.benchmarks.published_runs.rows import FIXTURES, Row, read, skipped
-from tests.benchmarks.published_runs.score import Compared, errors, fits, headline, memories, times
+from tests.benchmarks.published_runs.score import Compared, errors, fits, memories, table, times
 
 QUICK = 6  # every so many rows
 
@@ -37,18 +39,15 @@ def compare(job: tuple[Row, bool]) -> Compared | str:
         return str(refused)
 
 
-def leave_one_out(compared: Sequence[Compared]) -> dict[str, object]:
-    """Errors of each source, scaled by what the other sources of its device say about all predictions for it."""
-    found: list[tuple[str, float]] = []
-    chosen = [c for c in compared if headline(c.row) and c.time_error is not None]
-    for c in chosen:
-        device = c.row.text("gpu")[:4]
-        others = [
-            o.time_error or 0.0 for o in chosen if o.row.source != c.row.source and o.row.text("gpu")[:4] == device
-        ]
-        scale = 1 + median(others) if len(others) >= 5 else 1.0
-        found.append((c.row.source, (1 + (c.time_error or 0.0)) / scale - 1))
-    return errors(found)
+def leave_one_out(runs: Sequence[Row]) -> dict[str, object] | None:
+    """Errors of each source with the figures fitted anew without it; None where SciPy is missing."""
+    try:
+        from tests.benchmarks.published_runs import fit
+    except ImportError:
+        return None
+    fit.prepare_all(fit.fitted_rows(runs))
+    with get_context("fork").Pool(2) as pool:
+        return errors(fit.without_each(fit.linearised(pool, np.array(current()))))
 
 
 def main() -> None:
@@ -70,13 +69,13 @@ def main() -> None:
     report = {
         "step_time": times(successful),
         "step_time_all_rows": times(successful, only_headline=False),
-        "leave_one_out": leave_one_out(successful),
+        "leave_one_out": leave_one_out(runs),
         "memory": memories(successful),
         "memory_all_rows": memories(successful, only_headline=False),
         "fits": fits(successful, failed),
         "skipped": dict(Counter(r for r in results if isinstance(r, str)).most_common()),
     }
-    print(json.dumps(report, indent=None if options.json else 1))
+    print(json.dumps(report) if options.json else table(report))
 
 
 if __name__ == "__main__":

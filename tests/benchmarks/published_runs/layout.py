@@ -17,6 +17,7 @@ from titan.compiler.spec.schema import (
     Attention,
     Cluster,
     Dense,
+    Efficiency,
     LayerGroup,
     Mla,
     Model,
@@ -79,21 +80,29 @@ def cluster(row: Row) -> Cluster:
     if devices % inside:
         inside = gcd(devices, inside) if inside <= 8 else inside
     nodes = -(-devices // inside)
-    inter, named = found.inter, _network(row.text("inter_node"))
-    if named is not None:
-        inter = inter.model_copy(update={"bandwidth": named})
-    return found.model_copy(update={"nodes": nodes, "devices_per_node": inside, "inter": inter})
+    network, efficiency = _network(row.text("inter_node")), dict(found.efficiency)
+    inter = found.inter
+    if network is not None:
+        bandwidth, adapters = network
+        inter = inter.model_copy(update={"bandwidth": bandwidth})
+        efficiency["adapters"] = Efficiency(value=adapters, source="the source of the row")
+    return found.model_copy(
+        update={"nodes": nodes, "devices_per_node": inside, "inter": inter, "efficiency": efficiency}
+    )
 
 
-def _network(text: str) -> float | None:
-    """Bytes per second and device of "8x200 Gb/s per node", "400 Gb/s per node", "400 Gb/s per GPU"."""
+def _network(text: str) -> tuple[float, float] | None:
+    """(bytes per second of an adapter, adapters per device) of "8x200 Gb/s per node", "4x100 Gb/s per node",
+    "400 Gb/s per GPU"; "400 Gb/s per node" is four adapters of 100 Gb/s."""
     many = re.search(r"(\d+)\s*x\s*(\d+) ?Gb/?p?s", text)
     if many:
-        return int(many[1]) * int(many[2]) * 1e9 / 8 / 8
+        return int(many[2]) * 1e9 / 8, int(many[1]) / 8
     one = re.search(r"(\d+) ?Gb/?p?s", text)
     if one is None:
         return None
-    return int(one[1]) * 1e9 / 8 / (1 if "per GPU" in text else 8)
+    if "per GPU" in text:
+        return int(one[1]) * 1e9 / 8, 1.0
+    return 100e9 / 8, int(one[1]) / 100 / 8
 
 
 def model(row: Row) -> Model:
@@ -168,7 +177,8 @@ def strategy(row: Row) -> Strategy:
         zero=zero if data * context > 1 else 0,
         shard=8 if "HSDP" in row.text("sharding") and data > 8 else 0,
         gather="once" if zero == 3 and "no reshard" in row.text("sharding") else "each",
-        reduce="each" if zero == 3 else "once",
+        prefetch=0 if row.text("sharding").startswith("ZeRO") else 1,
+        reduce="each" if zero > 1 else "once",
         schedule=schedule if pipeline > 1 else "one_f_one_b",
         recompute="none",
         micro_batch=micro_batch,

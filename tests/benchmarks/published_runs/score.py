@@ -102,3 +102,24 @@ def fits(successful: Sequence[Compared], failed: Sequence[Compared]) -> dict[str
         "ok_rows": len(successful),
         "ok_called_not_fit_pct": share(successful, "does not fit"),
     }
+
+
+SECTIONS = ("step_time", "step_time_all_rows", "leave_one_out", "memory", "memory_all_rows")
+COLUMNS = ("rows", "median_abs_pct", "mean_abs_pct", "p90_abs_pct", "bias_pct")
+
+
+def table(report: dict[str, Any]) -> str:
+    """The report for people: a line per source and section, the worst rows, verdicts, and what was left out."""
+    lines = [f"{'':28s}" + "".join(f"{name.removesuffix('_pct'):>14s}" for name in COLUMNS)]
+    for section in SECTIONS:
+        found = report[section]
+        if found is None:
+            lines.append(f"{section}: needs scipy")
+            continue
+        for name, one in ((section, found), *((f"  {s}", e) for s, e in found["by_source"].items())):
+            lines.append(f"{name:28s}" + "".join(f"{one[c] if one[c] is not None else '-':>14}" for c in COLUMNS))
+    for worst in report["step_time"]["worst"]:
+        lines.append(f"worst: {worst['row']}: {worst['measured_s']} s, {worst['error_pct']:+}%")
+    lines += [f"fits: {name} = {value}" for name, value in report["fits"].items()]
+    lines += [f"left out: {count} x {reason}" for reason, count in report["skipped"].items()]
+    return "\n".join(lines)

@@ -1,0 +1,158 @@
+"""Prices of a plan's instructions as the software of a published run executes them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from titan.compiler.cost.compute import Seconds, moved_seconds
+from titan.compiler.cost.machine import Machine
+from titan.compiler.cost.prices import Prices
+from titan.compiler.plan.instruction import Instruction
+from titan.compiler.plan.operators import TensorType
+from titan.compiler.plan.program import Plan, Role
+from titan.compiler.plan.segment import Call, Segment, parse_unit
+
+from tests.benchmarks.published_runs.software import SEPARATE, SUM_BYTES, Software
+
+PRODUCTS = ("linear", "expert_linear")
+ROUTED = ("dispatch", "combine", "expert_swiglu", "route")
+
+
+def traced(plan: Plan, software: Software) -> Plan:
+    """The plan with attention that forms its scores, where the software had no fused one."""
+    if software.attention != "scores":
+        return plan
+    return replace(plan, segments=tuple(_scored(s, software.again.attention > 0) for s in plan.segments))
+
+
+def _scored(segment: Segment, again: bool) -> Segment:
+    body: list[Call] = []
+    values = dict(segment.values)
+    for call in segment.body:
+        if call.operator == "attention":
+            _, lse = call.results
+            call = replace(call, operator="attention_scores")
+            (_, (_, shape)) = call.row.typing(dict(call.attributes), tuple(values[o] for o in call.operands))
+            values[lse] = TensorType("u8", (1,) if again else shape)
+        body.append(call)
+    return replace(segment, body=tuple(body), values=tuple(values.items()))
+
+
+class RunPrices(Prices):
+    """Prices of a plan as `software` executes it on `machine`."""
+
+    def __init__(self, plan: Plan, machine: Machine, software: Software) -> None:
+        super().__init__(plan, machine)
+        self.software = software
+        self._near: dict[int, float] = {}
+        self._late: dict[int, int] = {}
+        names = [b.name for b in plan.roles[0].blocks if any(i.opcode == "unshard" for i in b.instructions)]
+        self._before_use = any(name.startswith("F.") for name in names)  # ZeRO-3
+
+    def price(self, role: Role, instruction: Instruction) -> int:
+        if instruction.opcode == "reduce_grad":
+            return 0 if self._is_late(instruction) else self._sum(role, instruction)
+        found = super().price(role, instruction)
+        if instruction.opcode == "unshard":
+            return self._gather(role, instruction, found)
+        if instruction.opcode == "grad_norm":
+            return found + self._late_sums(role)
+        if instruction.row.kind == "transfer" and self.software.scattered:
+            return found // self.plan.mesh.size("tensor")
+        if instruction.row.kind == "collective" and instruction.group.startswith("tensor") and self.software.hidden:
+            return round(found * (1 - self.machine.figures[self.software.hidden]))
+        if instruction.unit and instruction.opcode in ("backward", "backward_input"):
+            name, layer = parse_unit(instruction.unit)
+            if layer is not None and self.software.again.collectives and name.endswith("s0"):
+                found += round(self.software.again.collectives * self._collectives(role))
+        return found
+
+    def _sum(self, role: Role, instruction: Instruction) -> int:
+        """A gradient sum; those over replicas of shards run under backward too, beside the sum of the shards."""
+        passes = self.machine.figures["deepspeed"] if self.software.deepspeed else 1.0
+        if self.software.whole_sum:
+            passes *= 2 if instruction.attribute("mode") == "reduce_scatter" else 1
+        return round(super().price(role, instruction) * passes * self.software.gradient_bytes / 4)
+
+    def _gather(self, role: Role, instruction: Instruction, found: int) -> int:
+        """A gather of parameters; of those that run under the next forward the last one alone is seen."""
+        if self.software.deepspeed:
+            return round(found * self.machine.figures["deepspeed"])
+        if self.software.hidden_gather and not self._before_use:
+            return found // max(sum(len(held) for held in role.layers), 1)
+        return found
+
+    def _is_late(self, instruction: Instruction) -> bool:
+        late = self.software.late_sum and instruction.group != "data.shard"
+        return late or instruction.group == "data.replicate"
+
+    def _late_sums(self, role: Role) -> int:
+        """Sums of gradients after the last backward: what the software does not begin earlier. Sums over replicas run
+        under backward, so the last one alone is seen."""
+        if role.pipeline not in self._late:
+            sums = {i.writes: i for b in role.blocks for i in b.instructions if i.opcode == "reduce_grad"}
+            late = [self._sum(role, i) for i in sums.values() if self._is_late(i)]
+            beside = all(i.group == "data.replicate" for i in sums.values() if self._is_late(i))
+            self._late[role.pipeline] = (max(late, default=0) if beside else sum(late)) if late else 0
+        return self._late[role.pipeline]
+
+    def _collectives(self, role: Role) -> float:
+        """Nanoseconds of the collectives of one layer's forward."""
+        if role.pipeline not in self._near:
+            blocks = [b for b in role.blocks if b.name.startswith("F.")]
+            layers = sum(len(held) for held in role.layers)
+            total = sum(self.price(role, i) for b in blocks for i in b.instructions if i.row.kind == "collective")
+            self._near[role.pipeline] = total / max(layers, 1)
+        return self._near[role.pipeline]
+
+    def segment(self, segment: Segment) -> Seconds:
+        if not self.software.fused_inputs:
+            return super().segment(segment)
+        total, fused = Seconds(), set[str]()
+        for call in segment.body:
+            if call.operator != "linear":
+                total += self.call(segment, call)
+            elif call.operands[0] not in fused:
+                fused.add(call.operands[0])
+                total += self._fused(segment, call)
+        return total
+
+    def _fused(self, segment: Segment, call: Call) -> Seconds:
+        """A product with the weights of all that have its input, side by side."""
+        x, weight = call.operands
+        wide = sum(
+            segment.types[c.operands[1]].shape[0] for c in segment.body if c.operator == "linear" and c.operands[0] == x
+        )
+        shape = (wide, segment.types[weight].shape[1])
+        values = {**segment.types, weight: replace(segment.types[weight], shape=shape)}
+        result = call.results[0]
+        values[result] = replace(values[result], shape=(*values[result].shape[:-1], wide))
+        return self.call(replace(segment, values=tuple(values.items())), call)
+
+    def call(self, segment: Segment, call: Call) -> Seconds:
+        found = super().call(segment, call)
+        if self.software.separate_sums and call.operator in PRODUCTS and found.backward_weight:
+            moved = SUM_BYTES + 2 * self.software.gradient_bytes
+            added = moved_seconds(self.machine, moved * segment.types[call.operands[1]].elements)
+            return replace(found, backward_weight=found.backward_weight + added)
+        if call.operator in self.software.separate:
+            forward, backward = SEPARATE[call.operator]
+            return Seconds(found.forward * forward, found.backward_input * backward, found.backward_weight)
+        if call.operator in ROUTED:
+            passes = self.machine.figures["expert_passes"]
+            return Seconds(found.forward * passes, found.backward_input * passes, found.backward_weight * passes)
+        return found
+
+    def _unit_seconds(self, opcode: str, name: str, tier: str) -> float:
+        found = super()._unit_seconds(opcode, name, tier)
+        segment = self.plan.segment_table[name]
+        repeated = any(p.startswith(".") for p in segment.parameters)
+        if opcode in ("backward", "backward_input") and repeated and self.software.again.any:
+            found += sum(self._again(call) * self.call(segment, call).forward for call in segment.body)
+        return found
+
+    def _again(self, call: Call) -> float:
+        again = self.software.again
+        if call.operator in PRODUCTS:
+            return again.products
+        return again.attention if "attention" in call.operator else again.rest

@@ -1,0 +1,194 @@
+"""What the software of a published run did otherwise than a plan of ours: attention kernel, recomputation, separate
+kernels where a plan has one, width and time of gradient sums. Read from the row's columns, so that rows of any source
+that say the same are priced alike.
+
+    generation       told by
+    scores           "mixed" precision on A100 without a word of a fused attention kernel: Megatron-LM and DeepSpeed
+                     before FlashAttention, attention scores are tensors
+    engine           "distributed optimizer" or "Megatron-FSDP": Megatron-Core with Transformer Engine
+    torch            all others: PyTorch, its kernels separate unless the row says `torch.compile`
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from tests.benchmarks.published_runs.rows import Row
+
+# Figures of software, shared by all rows of its kind; those of machines stand in the clusters of the library.
+FIGURES: dict[str, float] = {
+    "flash1": 0.781,  # rate of FlashAttention 1, and of Triton's form of it, relative to FlashAttention 2
+    "flash2_hopper": 0.416,  # rate of FlashAttention 2 on H100 relative to attention that uses its asynchronous products
+    "engine_hidden": 0.8,  # share of tensor collectives that Transformer Engine runs under matrix products
+    "torch_hidden": 0.3,  # the same of PyTorch's asynchronous tensor parallelism
+    "unstated_adapters": 0.638,  # adapters per device where a source does not name its network
+    "deepspeed": 4.5,  # time of DeepSpeed's collectives of gradients and parameters as a multiple of NCCL's
+    "step_seconds": 0.0223,  # a step outside its instructions: data, bookkeeping, unequal ranks
+    "expert_passes": 3,  # reads and writes of routed tokens as a multiple of once in and once out
+}
+
+# Bytes that separate kernels read and write, relative to a fused one; forward, backward. Counted from the operations
+# of the usual PyTorch code, in 32 bits between the casts where it upcasts:
+SEPARATE = {
+    "rms_norm": (9.0, 12.0),  # cast, square, mean, scale, cast, gain: 36 bytes per element where one kernel moves 4
+    "rope": (4.5, 4.5),  # negate, concatenate, two products, sum: 18 bytes where one kernel moves 4
+    "swiglu": (1.7, 1.8),  # activation, product: 10 bytes where one kernel moves 6
+    "vocab_sum": (12.0, 5.0),  # cast, shift, exponential, sum, division in 32 bits: 24 bytes where one kernel moves 2
+}
+LOSS_BYTES = 8  # of each logit beside itself while PyTorch's loss is formed: in 32 bits, as softmax and as gradient
+RESERVED = 0.04  # more that PyTorch's allocator reserves than tensors take (the runs that state both: 3 to 7%)
+EIGHT_BIT_KEPT = 0.85  # of a layer's activations where inputs of products are kept in 8 bits: 32 of 37 bytes in a dense
+# layer (residual and norm 8, attention 8.5, feed-forward 21 bytes per hidden dim), less with experts
+SUM_BYTES = 2.0  # read of each weight's gradient by a kernel of its own that adds it to the sum, beside the sum itself
+FUSED_NORM = ("vocab_sum", "rope", "swiglu")
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """Shares of a layer's forward that are run again in backward: matrix products, attention, the rest, collectives."""
+
+    products: float = 0.0
+    attention: float = 0.0
+    rest: float = 0.0
+    collectives: float = 0.0
+    dropped: float = 0.0  # share of what a layer keeps until backward that it does not keep
+
+    @property
+    def any(self) -> bool:
+        return bool(self.products or self.attention or self.rest)
+
+
+@dataclass(frozen=True, slots=True)
+class Software:
+    """attention       kernel: scores, flash1, flash2 or engine
+    separate          operators whose kernels are separate
+    again             what is recomputed
+    gradient_bytes    width of the gradients that are summed
+    narrow_gradients  they are also kept in that width
+    hidden            figure of the share of tensor collectives that runs under matrix products; empty: none
+    scattered         tensor ranks send their share of an activation to the next stage, which gathers it there
+    late_sum          gradients are summed after the last backward
+    separate_sums     gradients of a micro-batch are formed first and then added to the sum
+    deepspeed         collectives of gradients and parameters are DeepSpeed's
+    whole_sum         gradients are summed on every rank though each updates only its shard
+    hidden_gather     updated parameters are gathered under the next forward
+    fused_inputs      products with the same input are one product
+    shard_kept        of an activation that tensor ranks gather for a product, backward keeps the own shard only
+    eight_bit         inputs of products are kept in 8 bits
+    wide_loss         the loss is formed from logits in 32 bits, with their softmax and its gradient as tensors
+    unstated_network  the source does not say how fast nodes are joined
+    """
+
+    attention: str
+    separate: tuple[str, ...] = ()
+    again: Again = Again()
+    gradient_bytes: int = 4
+    narrow_gradients: bool = False
+    hidden: str = ""
+    scattered: bool = False
+    late_sum: bool = False
+    separate_sums: bool = False
+    deepspeed: bool = False
+    whole_sum: bool = False
+    hidden_gather: bool = False
+    fused_inputs: bool = False
+    shard_kept: bool = False
+    eight_bit: bool = False
+    wide_loss: bool = False
+    unstated_network: bool = False
+
+
+def software(row: Row) -> Software:
+    """The traits of a row's software."""
+    kind = generation(row)
+    deepspeed, pipelined = is_deepspeed(row), row.number("pp", 1) > 1
+    narrow = _narrow(row)
+    old = kind == "scores"
+    return Software(
+        attention=_attention(row, kind),
+        separate=_separate(row, kind),
+        again=_again(row, kind),
+        gradient_bytes=2 if narrow else 4,
+        narrow_gradients=narrow,
+        hidden=_hidden(row, kind),
+        scattered=old and not deepspeed,
+        late_sum=old or deepspeed,
+        separate_sums=deepspeed,
+        deepspeed=deepspeed,
+        whole_sum=deepspeed and pipelined,
+        hidden_gather=kind == "engine",
+        fused_inputs=kind in ("engine", "scores") or row.text("gated_mlp") == "0",
+        shard_kept=kind in ("engine", "scores"),
+        eight_bit=row.eight_bit and kind == "engine",
+        wide_loss=kind == "torch",
+        unstated_network=_unstated(row),
+    )
+
+
+def is_deepspeed(row: Row) -> bool:
+    """Whether DeepSpeed ran it: it is named, or its ZeRO is."""
+    return row.text("sharding").startswith("ZeRO") or row.text("model_name").startswith("MT-NLG")
+
+
+def generation(row: Row) -> str:
+    sharding = row.text("sharding")
+    if "distributed optimizer" in sharding or sharding == "Megatron-FSDP" or row.text("gpu")[:2] in ("B2", "B3", "GB"):
+        return "engine"
+    if "-mixed" in row.text("precision") and row.text("gpu").startswith("A100"):
+        return "scores"
+    return "torch"
+
+
+def _attention(row: Row, kind: str) -> str:
+    kernel = re.search(r"attention kernel: ([^;]*)", row.text("notes"))
+    named = kernel[1] if kernel else ""
+    if named.startswith(("torch", "fused")) or kind == "scores":
+        return "scores"
+    if "flash_attentionv1" in named or "FSDP mixed precision mode" in row.text("notes"):
+        return "flash1"
+    return "engine" if kind == "engine" or "kernels TE" in row.text("notes") else "flash2"
+
+
+def _separate(row: Row, kind: str) -> tuple[str, ...]:
+    notes = row.text("notes")
+    if kind == "engine" or "torch.compile" in notes or "kernels TE" in notes:
+        return ()
+    return FUSED_NORM if "RMS kernel" in notes else tuple(SEPARATE)
+
+
+def _hidden(row: Row, kind: str) -> str:
+    if kind == "engine" and row.text("sequence_parallel") == "true":
+        return "engine_hidden"
+    return "torch_hidden" if "AsyncTP" in row.text("notes") else ""
+
+
+def _again(row: Row, kind: str) -> Again:
+    recompute, detail = row.text("recompute"), row.text("recompute_detail")
+    if recompute == "full":
+        return Again(1.0, 1.0, 1.0, 1.0, 1.0)
+    if recompute != "selective":
+        return Again()
+    if "core attention" in detail or (kind == "engine" and not detail):
+        return Again(attention=1.0)
+    if "mla_up_proj" in detail or "norm" in detail or detail == "mlp":
+        return Again(products=0.5 if "mlp" in detail else 0.1, rest=0.5, dropped=0.3)
+    if "op" in detail or "config" in detail or (not detail and "FSDP2" in row.text("sharding")):
+        # every second matrix product, and what lies between
+        return Again(0.5, 0.0, 1.0, 0.5, 0.5)
+    return Again(0.5, 0.5, 0.5, 0.5, 0.5)  # every second layer
+
+
+def _narrow(row: Row) -> bool:
+    """Whether gradients are summed and kept in 16 bits: by fp16 and DeepSpeed where no word says 32, and in PyTorch's
+    first FSDP but for its default mode."""
+    notes, precision, sharding = row.text("notes"), row.text("precision"), row.text("sharding")
+    if "fp32 grad" in precision or "fp32 grad" in sharding or "MP mode DEFAULT" in notes:
+        return False
+    first = sharding.startswith(("FSDP ", "HSDP")) and "XLA" not in sharding
+    return precision.startswith("fp16") or is_deepspeed(row) or first
+
+
+def _unstated(row: Row) -> bool:
+    text = row.text("inter_node")
+    return row.number("num_gpus") > 8 and not re.search(r"\d+ ?Gb", text) and "HDR" not in text and "DGX" not in text
