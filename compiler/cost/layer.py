@@ -174,8 +174,8 @@ class LayerPrices:
         attention, back_attention = self._attention(cut, tokens, queries) if queries else (0.0, 0.0)
         forward, backward = forward + attention, backward + back_attention
         residual, turned, hidden = stream * shape.hidden, tokens * (queries + keys), tokens * inner
-        # norms and residual sums two each, rotary positions of queries and keys, activation; sums have no backward; with
-        # a ring keys and values are packed, and gradients widened and narrowed
+        # norms and residual sums two each, rotary positions of queries and keys, activation; sums have no backward;
+        # with a ring keys and values are packed, and gradients widened and narrowed
         more = 2 if cut.ring > 1 else 0
         forward += moved_seconds(self.machine, size * (10 * residual + 2 * turned + (up + 1) * hidden), 7 + more)
         backward += moved_seconds(self.machine, size * (14 * residual + 2 * turned + (2 * up + 1) * hidden), 5 + more)
