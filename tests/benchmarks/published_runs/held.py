@@ -9,7 +9,7 @@ from titan.compiler.cost.memory import communicator_count
 from titan.compiler.plan.program import Block, Plan, Role
 from titan.compiler.plan.sizes import Sizes, block_profile
 
-from tests.benchmarks.published_runs.software import EIGHT_BIT_KEPT, LOSS_BYTES, Software
+from tests.benchmarks.published_runs.software import LOSS_BYTES, Software
 
 
 def held_bytes(plan: Plan, machine: Machine, software: Software) -> tuple[int, int, int]:
@@ -59,7 +59,7 @@ def _activations(plan: Plan, role: Role, sizes: Sizes, software: Software) -> in
 
 def _dropped(plan: Plan, role: Role, block: str, sizes: Sizes, software: Software) -> list[int]:
     """Bytes that are not kept of each layer of a block's chunk: a share of all but the layer's input where it is run
-    again, what is gathered again, and half of what is kept in 8 bits."""
+    again, what is gathered again, and half of what is kept in 8 bits. Less than nothing where more is kept."""
     phase, _, rest = block.partition(".")
     forward = role.block_table.get(f"F.{rest.partition('.')[0]}")
     if phase not in "FBI" or forward is None:
@@ -74,7 +74,7 @@ def _dropped(plan: Plan, role: Role, block: str, sizes: Sizes, software: Softwar
             head, mark, layer = base.rpartition(".l")
             if name not in freed and not name.endswith("?") and mark and layer.isdigit() and head != "x":
                 share = others if base in gathered else 0.0
-                share = 1 - (1 - share) * (EIGHT_BIT_KEPT if software.eight_bit else 1.0)
+                share = 1 - (1 - share) * software.kept
                 share = 1 - (1 - share) * (1 - software.again.dropped)
                 held[int(layer)] = held.get(int(layer), 0.0) + share * sizes.register(name)
     inside = {layer for chunk in role.layers for layer in chunk}

@@ -37,6 +37,9 @@ SEPARATE = {
     "vocab_sum": (12.0, 5.0),  # cast, shift, exponential, sum, division in 32 bits: 24 bytes where one kernel moves 2
 }
 LOSS_BYTES = 8  # of each logit beside itself while PyTorch's loss is formed: in 32 bits, as softmax and as gradient
+# Share of a layer's activations that separate kernels of DeepSpeed's models keep besides: of 32 bytes per hidden dim,
+# the activation's result has 5.4; norms keep their input and its normalised form in 32 bits, 8 bytes each
+KEPT_BESIDES = {"swiglu": 5.4 / 32, "rms_norm": 16 / 32}
 RESERVED = 0.04  # more that PyTorch's allocator reserves than tensors take (the runs that state both: 3 to 7%)
 EIGHT_BIT_KEPT = 0.85  # of a layer's activations where inputs of products are kept in 8 bits: 32 of 37 bytes in a dense
 # layer (residual and norm 8, attention 8.5, feed-forward 21 bytes per hidden dim), less with experts
@@ -98,6 +101,12 @@ class Software:
     wide_loss: bool = False
     unstated_network: bool = False
 
+    @property
+    def kept(self) -> float:
+        """Bytes of a layer's activations as a multiple of a plan's."""
+        besides = sum(KEPT_BESIDES.get(name, 0.0) for name in self.separate) if self.deepspeed else 0.0
+        return (1 + besides * (self.attention != "scores")) * (EIGHT_BIT_KEPT if self.eight_bit else 1.0)
+
 
 def software(row: Row) -> Software:
     """The traits of a row's software."""
@@ -121,7 +130,7 @@ def software(row: Row) -> Software:
         fused_inputs=kind in ("engine", "scores") or row.text("gated_mlp") == "0",
         shard_kept=kind in ("engine", "scores"),
         eight_bit=row.eight_bit and kind == "engine",
-        wide_loss=kind == "torch",
+        wide_loss=kind == "torch" and row.text("gated_mlp") == "1",  # MPT's loss is fused
         unstated_network=_unstated(row),
     )
 
@@ -154,6 +163,8 @@ def _separate(row: Row, kind: str) -> tuple[str, ...]:
     notes = row.text("notes")
     if kind == "engine" or "torch.compile" in notes or "kernels TE" in notes:
         return ()
+    if "FSDP mixed precision mode" in notes:  # MPT
+        return ("vocab_sum",)
     return FUSED_NORM if "RMS kernel" in notes else tuple(SEPARATE)
 
 

@@ -161,13 +161,15 @@ def test_predictions_are_plausible_at_scale() -> None:
 
 
 def test_a_70b_plan_is_plausible() -> None:
-    """Published runs of the 70B class on H100, with tensor and pipeline parallelism and ZeRO-1, reach 40 to
-    50% of the peak. What is free to shard parameters too is no slower."""
+    """Published runs of the 70B class on H100 reach 36 to 52% of the peak, with a whole sequence or with a half one for
+    each device. What is free to shard parameters too is no slower."""
     free = load_spec(EXAMPLES / "llama3_70b_1024gpu.titan")
     spec = replace(free, parallel=replace(free.parallel, zero=Wish("<=", (1,))))
     result = search(spec)
-    assert search(free).timeline.seconds <= result.timeline.seconds
-    found = predict(result.plan, result.timeline, result.ledger)
-    assert found.used.mfu is not None and 0.38 < found.used.mfu < 0.52
+    freest = search(free)
+    assert freest.timeline.seconds <= result.timeline.seconds
+    for one in (freest, result):
+        found = predict(one.plan, one.timeline, one.ledger)
+        assert found.used.mfu is not None and 0.36 < found.used.mfu < 0.52
     tokens = spec.train.tokens_per_step / result.timeline.seconds / 1024
     assert found.used.tflops == pytest.approx(model_flops(spec.model.model_dump(), 8192).exact * tokens / 1e12)
