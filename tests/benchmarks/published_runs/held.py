@@ -19,7 +19,7 @@ def held_bytes(plan: Plan, machine: Machine, software: Software) -> tuple[int, i
         buffers = sum(
             b.bytes // (2 if b.kind == "gradients" and software.narrow_gradients else 1) for b in role.buffers
         )
-        tensors = buffers + _activations(plan, role, sizes, software) + _loss(plan, role, software)
+        tensors = buffers + live_activations(plan, role, sizes, software) + _loss(plan, role, software)
         communicators = round(communicator_count(plan, role) * machine.figures["communicator_bytes"])
         point = round(tensors * (1 + machine.figures["allocator_slack"])) + communicators + machine.reserved
         upper = round(tensors * (1 + machine.figures["allocator_slack_upper"]) + 1.5 * communicators) + machine.reserved
@@ -36,7 +36,7 @@ def _loss(plan: Plan, role: Role, software: Software) -> int:
     return LOSS_BYTES * heads[0].types[call.operands[0]].elements
 
 
-def _activations(plan: Plan, role: Role, sizes: Sizes, software: Software) -> int:
+def live_activations(plan: Plan, role: Role, sizes: Sizes, software: Software) -> int:
     """Peak of live registers and workspace, where the software keeps less of a layer and makes it again."""
     profiles = {}
     for block in role.blocks:

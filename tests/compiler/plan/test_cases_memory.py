@@ -11,8 +11,8 @@ from titan.compiler.spec.resolve import resolve
 from titan.compiler.strategy import Strategy
 from titan.grammar.parser import parse
 
-from tests.benchmarks.published_runs.predict import live_activations
-from tests.benchmarks.published_runs.runtime import Runtime
+from tests.benchmarks.published_runs.held import live_activations
+from tests.benchmarks.published_runs.software import Again, Software
 
 SPEC = """
 import clusters.nvidia
@@ -39,7 +39,7 @@ def test_S_IMB_01_edge_stages_hold_the_embedding_beside_their_layers() -> None:
     for role in plan.roles:
         held = sum(buffer.bytes for buffer in role.buffers)
         states.append(held / 1e9)
-        tensors = held + live_activations(plan, role, sizes, Runtime("attention", again=1.0))
+        tensors = held + live_activations(plan, role, sizes, Software("flash2", again=Again(1.0, 1.0, 1.0, 1.0, 1.0)))
         communicators = communicator_count(plan, role) * machine.figures["communicator_bytes"]
         outside = communicators + machine.reserved
         peaks.append((tensors * (1 + machine.figures["allocator_slack"]) + outside) / 1e9)
