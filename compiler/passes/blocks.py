@@ -114,9 +114,10 @@ class BlockWriter:
         returned = {f"d.{chunk.entry}"} if chunk.before is not None else set()
         forward = self._forward(chunk, keep=True)
         needed = outside_reads(backward) | outside_reads(inputs)
-        by_tier = tuple((t, frozenset(outside_reads(backward, t) | outside_reads(inputs, t))) for t in TIERS)
         varies = any(i.when for i in (*forward, *backward, *inputs))
-        drafts = [_draft("F", chunk, forward, sent | (set() if varies else needed), by_tier if varies else ())]
+        tiers = TIERS if varies else ()
+        by_tier = tuple((t, frozenset(outside_reads(backward, t) | outside_reads(inputs, t))) for t in tiers)
+        drafts = [_draft("F", chunk, forward, sent | (set() if varies else needed), by_tier)]
         if backward:
             drafts.append(_draft("B", chunk, backward, returned))
         if inputs:

@@ -162,7 +162,9 @@ class Flow:
             return False
         seen.add(name)
         edges = self.consumers.get(name, ())
-        return any(not edge[0].startswith("to ") or self.returns(edge[0][3:], seen) for edge in edges)
+        if any(not edge.startswith("to ") for edge, _ in edges):
+            return True
+        return any(self.returns(edge[3:], seen) for edge, _ in edges)
 
     # -- recompute ----------------------------------------------------------------------------------------------------
 
