@@ -241,8 +241,10 @@ class Estimator(LayerPrices):
         if not s.state_on_host:
             return 0.0
         one = max(self.shape.layer_parameters, self.shape.end_parameters if ends else 0) / s.tensor
-        held = min(NEARBY * one, self._weights(s, layers, ends))
-        return self._state * held / (self._shards(s) if "o" in s.sharded else 1)
+        held = min(NEARBY * one, self._weights(s, layers, ends)) / self._shards(s)
+        data, context, _ = s.expert_parts
+        held += min(NEARBY, layers) * self._experts_held(s) / max(self._shards(s) // (data * context), 1)
+        return self._state * held
 
     @property
     def _state(self) -> int:
