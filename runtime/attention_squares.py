@@ -75,9 +75,10 @@ def by_heads(x: Tensor, attributes: Attributes) -> Tensor:
 def _turned(kernel: Callable[..., tuple[Tensor, ...]], square: Square, *tensors: Tensor) -> tuple[Tensor, ...]:
     """A kernel on a square, or on a row of them as samples of one batch. Read backwards, queries that see the keys from
     their own on see those up to it."""
-    given = [t.flatten(0, 1) if square.repeats > 1 else t for t in tensors]
-    given = [t.flip(2) if square.late else t for t in given]
+    row = int(square.repeats > 1)
+    given = [(t.flip(2 + row) if square.late else t).flatten(0, row) for t in tensors]
     found = kernel(*given, square.causal or square.late)
+    del given  # copies, where they were turned
     found = tuple(t.flip(2) for t in found) if square.late else found
     return tuple(t.view(*tensors[0].shape[:2], *t.shape[1:]) for t in found) if square.repeats > 1 else found
 

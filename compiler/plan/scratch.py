@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from titan.compiler.plan.operators import DTYPE_BYTES, statistics_dtype
+from titan.compiler.plan.operators import DTYPE_BYTES, TensorType, statistics_dtype
 from titan.compiler.plan.segment import Call, Segment
 
 
@@ -39,10 +39,22 @@ def call_scratch(segment: Segment, call: Call, backward: bool) -> int:
     if call.operator == "dropout":  # 64 random bits for two elements, twice while they are drawn, from counters
         return max(0, first.elements * (8 - DTYPE_BYTES[first.dtype]) + 4 * first.elements // first.shape[0])
     if call.operator.startswith("attention") and ("window" in dict(call.attributes) or "starts" in named):
-        return wide * (first.elements + sum(t.elements for n, t in named.items() if backward and n in ("k", "v", "kv")))
+        return _squares(call, named, wide, backward)
     if call.operator == "vocab_sum":
         return min(first.elements, PIECE) * wide * (2 if narrow else 1)
     return _logits(segment, call)
+
+
+def _squares(call: Call, named: dict[str, TensorType], wide: int, backward: bool) -> int:
+    """Attention square by square: results of the largest before they are added up, and what it reads turned round where
+    a window ends; sums in float32 of narrow values, and keys' gradients before they are joined in a ring."""
+    q, keys = named["q"].elements, named["kv"].elements if "kv" in named else 2 * named["k"].elements
+    size, window = DTYPE_BYTES[named["q"].dtype], "window" in dict(call.attributes)
+    narrow = size < wide
+    if backward:
+        turned = size * (5 * q + 2 * keys if window else q + keys)
+        return turned + (wide * keys if "kv" in named else wide * (q + keys) if narrow else 0)
+    return size * (2 * q + keys if window else q) + (2 * wide * q if narrow else 0)
 
 
 def weight_scratch(segment: Segment, call: Call) -> int:
