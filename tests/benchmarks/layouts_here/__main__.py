@@ -1,9 +1,10 @@
 """Predicted beside measured, on the machine at hand: step time and memory of layouts, and what the search chooses.
 
-    python -m tests.benchmarks.layouts_here [--quick] [--json] [--profile machine.titan] [--rounds N]
+    python -m tests.benchmarks.layouts_here [--quick] [--json] [--profile machine.titan] [--rounds N] [--keep FILE]
 
 The machine is profiled first (or was before: `--profile`), then every layout's steps are timed in interleaved rounds by
-processes that hold all of them, so that whatever slows the machine meets all alike.
+processes that hold all of them, so that whatever slows the machine meets all alike. With `--keep`, times are added to
+those in a file, so that it can be done in parts: `--model llama --rounds 2`, once more, ..., `--rounds 0` to report.
 
 layouts                number of layouts of 2 and 4 ranks whose step was predicted and measured
 median_abs_pct         median of |predicted - measured| / measured over them, in percent; measured: median of all steps
@@ -16,6 +17,7 @@ chosen_within_5pct     of `cases`, how often what the search chose was the faste
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import statistics
 import subprocess
@@ -29,11 +31,10 @@ from titan.compiler.cost.simulate import simulate
 from titan.compiler.plan.program import Plan
 from titan.compiler.plan.sizes import memory_by_component
 from titan.compiler.plan.text import print_plan
-from titan.compiler.strategy import Strategy
 from titan.runtime.profile.pool import Pool
 
 from tests.benchmarks.layouts_here import programs
-from tests.benchmarks.layouts_here.cases import Case, cases, layouts, plan_of
+from tests.benchmarks.layouts_here.cases import MODELS, Case, cases, layouts, plan_of
 
 STEPS = 2  # of a layout in each round
 NEAR = 0.05
@@ -47,7 +48,7 @@ class Row:
     plan: Plan
     scored: bool
     model: str
-    strategies: list[Strategy] = field(default_factory=list)
+    key: str
     predicted: float = 0.0
     memory: int = 0
     peak: int = 0
@@ -71,23 +72,22 @@ class Row:
 
 def row_of(name: str, plan: Plan, scored: bool, model: str) -> Row:
     memory = max(sum(memory_by_component(plan, role).values()) for role in plan.roles)
-    return Row(name, plan, scored, model, predicted=simulate(plan).seconds, memory=memory)
+    return Row(name, plan, scored, model, identity(plan), predicted=simulate(plan).seconds, memory=memory)
 
 
-def gather(profile: Path, quick: bool) -> tuple[list[Row], list[tuple[Case, Row]]]:
+def gather(profile: Path, models: tuple[str, ...]) -> tuple[list[Row], list[tuple[Case, Row]]]:
     """All plans, each once, and the row that the search chose in each case."""
-    rows = [row_of(str(layout), plan_of(layout, profile), True, layout.model) for layout in layouts(quick)]
-    known = {identity(row.plan): row for row in rows}
+    rows = [row_of(str(layout), plan_of(layout, profile), True, layout.model) for layout in layouts(models)]
+    known = {row.key: row for row in rows}
     chosen = []
-    for case in cases(quick):
-        strategy, plan = case.choose(profile)
+    for case in cases(models):
+        plan = case.choose(profile)
         key = identity(plan)
         if key not in known:
             known[key] = row_of(
                 f"chosen for {case.model} on {case.ranks}: {case.pins or 'free'}", plan, False, case.model
             )
             rows.append(known[key])
-        known[key].strategies.append(strategy)
         chosen.append((case, known[key]))
     return rows, chosen
 
@@ -95,10 +95,11 @@ def gather(profile: Path, quick: bool) -> tuple[list[Row], list[tuple[Case, Row]
 def identity(plan: Plan) -> str:
     """What is run, without reasons and pins."""
     lines = print_plan(plan).splitlines()
-    return "\n".join(line for line in lines if not line.startswith("set "))
+    body = "\n".join(line for line in lines if not line.startswith("set "))
+    return hashlib.sha256(body.encode()).hexdigest()[:24]
 
 
-def measure(rows: list[Row], rounds: int) -> None:
+def measure(rows: list[Row], rounds: int, keep: Path | None) -> None:
     """Times and peaks of all rows, in one pool."""
     with Pool(max(row.plan.mesh.world_size for row in rows)) as pool:
         for k, row in enumerate(rows):
@@ -107,6 +108,20 @@ def measure(rows: list[Row], rounds: int) -> None:
             for k, row in enumerate(rows):
                 found = pool.call(programs.step, k, STEPS)
                 row.seconds += [max(ranks) for ranks in zip(*(f for f in found if f), strict=True)]
+            if keep is not None:
+                store(rows, keep)
+
+
+def kept(keep: Path | None) -> dict[str, Any]:
+    return json.loads(keep.read_text()) if keep is not None and keep.exists() else {}
+
+
+def store(rows: list[Row], keep: Path) -> None:
+    """The rows of this part beside those of others, by what is run."""
+    found = kept(keep) | {row.key: {"peak": row.peak, "seconds": row.seconds} for row in rows}
+    partial = keep.with_name(f".{keep.name}")
+    partial.write_text(json.dumps(found))
+    partial.replace(keep)
 
 
 def ranks_of(values: list[float]) -> list[float]:
@@ -155,10 +170,11 @@ def admits(case: Case, row: Row) -> bool:
     return all(mesh[key] in values for key, values in case.wanted.items())
 
 
-def profiled(folder: Path, quick: bool) -> Path:
+def profiled(folder: Path) -> Path:
     output = folder / "machine.titan"
-    command = [sys.executable, "-m", "titan.compiler.cli", "profile", "-o", str(output), "--ranks", "4"]
-    subprocess.run(command + (["--quick"] if quick else []), check=True)
+    subprocess.run(
+        [sys.executable, "-m", "titan.compiler.cli", "profile", "-o", str(output), "--ranks", "4"], check=True
+    )
     return output
 
 
@@ -167,13 +183,25 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one model, ten cases, fewer rounds")
     parser.add_argument("--json", action="store_true", help="one object on stdout")
     parser.add_argument("--profile", type=Path, help="a file that `titan profile` wrote on this machine")
-    parser.add_argument("--rounds", type=int, help="interleaved rounds of two steps each")
+    parser.add_argument("--rounds", type=int, help="interleaved rounds of two steps each; 0: report what is kept")
+    parser.add_argument("--keep", type=Path, help="file to which times are added, and from which they are reported")
+    parser.add_argument("--model", choices=tuple(MODELS), help="only this model")
     given = parser.parse_args()
+    models = (given.model,) if given.model else ("llama",) if given.quick else tuple(MODELS)
     with tempfile.TemporaryDirectory() as folder:
-        profile = given.profile or profiled(Path(folder), False)
-        rows, chosen = gather(profile.absolute(), given.quick)
-        measure(rows, given.rounds or (4 if given.quick else 8))
-    found = report(rows, chosen)
+        profile = given.profile or profiled(Path(folder))
+        rows, chosen = gather(profile.absolute(), models)
+    for row in rows:
+        earlier = kept(given.keep).get(row.key, {})
+        row.peak, row.seconds = earlier.get("peak", 0), list(earlier.get("seconds", ()))
+    rounds = given.rounds if given.rounds is not None else 4 if given.quick else 8
+    if rounds:
+        measure(rows, rounds, given.keep)
+    unmeasured = [row.name for row in rows if not row.seconds]
+    rows, chosen = [r for r in rows if r.seconds], [(c, r) for c, r in chosen if r.seconds]
+    if len(rows) < 2:
+        sys.exit("nothing is measured yet: give --rounds")
+    found = {**report(rows, chosen), "unmeasured": unmeasured}
     for row in found["rows"]:
         print(
             f"{row['layout'][:70]:70} {1e3 * row['measured_s']:8.1f} ms, {1e3 * row['predicted_s']:8.1f} predicted"
