@@ -20,7 +20,7 @@ WIDTH = 24
     "-o",
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
-    default=Path("machine.titan"),
+    default=Path("cluster.titan"),
     show_default=True,
     help="The cluster file to write.",
 )
@@ -102,10 +102,8 @@ class Progress:
 def _check(output: Path) -> None:
     """Before anything is measured, not after. Errors: T603."""
     name = output.stem
-    if output.suffix != ".titan" or not name.isidentifier() or name in ("model", "cluster", "train", "parallel"):
-        message = (
-            f"{output.name} cannot be imported by a spec: it needs a name that no part of a spec has, and `.titan`"
-        )
-        raise TitanError(Diagnostic("T603", message, nearest=("machine.titan",)))
+    if output.suffix != ".titan" or not name.isidentifier():
+        message = f"{output.name} cannot be imported by a spec: it needs a plain name and `.titan`"
+        raise TitanError(Diagnostic("T603", message, nearest=("cluster.titan",)))
     if output.is_dir() or not output.absolute().parent.is_dir():
         raise TitanError(Diagnostic("T603", f"{output} cannot be written: there is no folder {output.parent}"))

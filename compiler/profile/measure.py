@@ -12,7 +12,7 @@ from titan.compiler.profile.fit import Watched, fit_curve, fit_instructions, fit
 from titan.compiler.profile.probes import plan_of, probes
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
-SIZES = (64, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 19, 1 << 20, 1 << 22, 1 << 24)  # bytes
+SIZES = (64, 1 << 12, 1 << 16, 1 << 18, 1 << 19, 1 << 20, 1 << 22, 1 << 24)  # bytes
 QUICK_SIZES = (64, 1 << 16, 1 << 20)
 PRECISIONS = {"f32": "fp32", "bf16": "bf16"}  # plan dtype -> name of a peak
 STREAM = 64 << 20  # bytes copied: larger than caches
@@ -126,4 +126,4 @@ def _communication(
 
 
 def _times(size: int, quick: bool) -> int:
-    return 3 if quick else 5 if size > 1 << 21 else 30
+    return 3 if quick else 4 if size > 1 << 21 else 20

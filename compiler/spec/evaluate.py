@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from titan.compiler.spec.report import Refusal, Report, similar
-from titan.compiler.spec.scope import Scope
+from titan.compiler.spec.scope import SLOTS, Scope
 from titan.compiler.spec.values import (
     Applied,
     Broken,
@@ -24,7 +24,6 @@ from titan.compiler.spec.values import (
 from titan.grammar import syntax
 from titan.grammar.diagnostics import Note, Span
 
-SLOTS = ("model", "cluster", "train", "parallel")
 MAX_DEPTH = 64  # nested blocks and definitions that lead to definitions
 MAX_GROUPS = 4096  # terms in a sum of layers
 
@@ -102,7 +101,7 @@ class Evaluator:
 
     def _name(self, name: syntax.Name, scope: Scope) -> Value:
         first, rest = name.parts[0], name.parts[1:]
-        if first in scope.definitions:
+        if first in scope.definitions and not (rest and first in scope.modules):  # `cluster = cluster.here`
             return self._inside(self.definition(scope, first), rest, name)
         if first in scope.modules:
             module = scope.modules[first]

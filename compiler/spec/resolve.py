@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from titan.compiler.spec.bind import Binder
-from titan.compiler.spec.evaluate import SLOTS, Evaluator
+from titan.compiler.spec.evaluate import Evaluator
 from titan.compiler.spec.kinds import Part
 from titan.compiler.spec.objective import read_objective
 from titan.compiler.spec.origin import Origin
 from titan.compiler.spec.parallel import CHOICES, read_parallel
 from titan.compiler.spec.report import Refusal, Report, similar
 from titan.compiler.spec.schema import Cluster, Model, Spec, Train
-from titan.compiler.spec.scope import Loader, Scope
+from titan.compiler.spec.scope import SLOTS, Loader, Scope
 from titan.compiler.spec.values import Broken, Record, Value
 from titan.compiler.spec.wishes import Parallel
 from titan.grammar.diagnostics import Note, Span

@@ -13,6 +13,8 @@ from titan.grammar.syntax import Entry, Import, Objective, Section, SyntaxTree
 
 MAX_FILES = 64  # a spec is a handful of files; more is an accident
 
+SLOTS = ("model", "cluster", "train", "parallel")  # the parts of a spec
+
 
 @dataclass(slots=True)
 class Scope:
@@ -46,10 +48,13 @@ class Loader:
         spans: dict[str, Span] = {}
         for statement in tree.statements:
             name, span = _declared(statement)
-            if name in spans:
-                self.report.error("T213", f"`{name}` is given twice", span, notes=(Note("first here", spans[name]),))
+            own = (
+                f"import {name}" if isinstance(statement, Import) and name in SLOTS else name
+            )  # a part of the spec too
+            if own in spans:
+                self.report.error("T213", f"`{name}` is given twice", span, notes=(Note("first here", spans[own]),))
                 continue
-            spans[name] = span
+            spans[own] = span
             try:
                 self._declare(scope, name, statement, chain)
             except Refusal as refusal:

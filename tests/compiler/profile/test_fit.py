@@ -139,3 +139,11 @@ train {{ sequence = 64, global_batch = 4, precision = fp32, steps = 4, optimizer
     spec = resolve(parse(text, str(folder / "spec.titan")), folder)
     plan = lower(spec, Strategy(data=2, micro_batches=2, stages=(4,)))
     return read_machine(spec.cluster.model_dump()), simulate(plan).seconds
+
+
+def test_a_file_may_be_called_like_the_part_that_it_gives(tmp_path: Path) -> None:
+    found = Measured(
+        "cpu", 2, 2, "2.0", 8 << 30, 1 << 20, 2e10, {}, {"call_seconds": 0.0}, {"send": Curve((1.0,), (1e-4,))}
+    )
+    (tmp_path / "cluster.titan").write_text(cluster_text(found, "cluster", date(2026, 1, 2)))
+    assert used(tmp_path, "cluster")[0].cores == 2
