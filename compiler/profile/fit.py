@@ -164,6 +164,21 @@ def peak_rate(samples: Iterable[Sample], dtype: str) -> float | None:
 # --- instructions
 
 
+def in_a_row(probes: Sequence[tuple[Plan, Sequence[Watched]]], host: float, around: float) -> float:
+    """How much longer operators of a segment take than one by one, their calls counted: gradients are summed between
+    them, memory is freed, caches are left to the next. Median over segments that are not short."""
+    found = []
+    for plan, ranks in probes:
+        for seconds, inside in _segments(plan, ranks):
+            if seconds >= SHORT:
+                found.append((seconds - host - around * len(inside)) / sum(inside))
+    return max(median(found), 1.0) if found else 1.0
+
+
+def stretched(curve: Curve, ratio: float) -> Curve:
+    return Curve(curve.sizes, tuple(ratio * t for t in curve.seconds))
+
+
 def fit_instructions(probes: Sequence[tuple[Plan, Sequence[Watched]]]) -> Fitted:
     """The interpreter's own time for an instruction and around a call, and curves of instructions without a segment."""
     bare: list[float] = []
@@ -196,6 +211,13 @@ def _instructions(plan: Plan, ranks: Sequence[Watched]) -> Iterator[tuple[Instru
 
 def _around(plan: Plan, ranks: Sequence[Watched], host: float) -> Iterator[float]:
     """Seconds of short segments beside those of their operators, for each call; in long ones it is lost in noise."""
+    for seconds, inside in _segments(plan, ranks):
+        if seconds < SHORT:
+            yield (seconds - host - sum(inside)) / len(inside)
+
+
+def _segments(plan: Plan, ranks: Sequence[Watched]) -> Iterator[tuple[float, list[float]]]:
+    """Seconds of each run of a segment, and of its operators one by one."""
     known: dict[tuple[int, str], list[float]] = {}
     for segment in plan.segments:
         for call in segment.body:
@@ -208,6 +230,5 @@ def _around(plan: Plan, ranks: Sequence[Watched], host: float) -> Iterator[float
     for instruction, seconds in _instructions(plan, ranks):
         if instruction.opcode in ("forward", "backward"):
             segment = plan.segment_table[parse_unit(instruction.unit)[0]]
-            inside = known.get((id(segment), instruction.opcode), [])
-            if inside and seconds < SHORT:
-                yield (seconds - host - sum(inside)) / len(inside)
+            if inside := known.get((id(segment), instruction.opcode)):
+                yield seconds, inside

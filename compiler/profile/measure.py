@@ -8,7 +8,16 @@ from typing import Any, Protocol
 
 from titan.compiler.cost.curves import Curve
 from titan.compiler.plan.program import Plan
-from titan.compiler.profile.fit import Watched, fit_curve, fit_instructions, fit_operators, peak_rate, samples_of
+from titan.compiler.profile.fit import (
+    Watched,
+    fit_curve,
+    fit_instructions,
+    fit_operators,
+    in_a_row,
+    peak_rate,
+    samples_of,
+    stretched,
+)
 from titan.compiler.profile.probes import plan_of, probes
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
@@ -74,7 +83,9 @@ def measure(session: Session, progress: Callable[[float, str], None], quick: boo
         watched.append((plan, [Watched(*found) for found in session.watch(plan, 2 if quick else probe.steps)]))
     samples = [sample for plan, ranks in watched for sample in samples_of(plan, ranks)]
     operators, host = fit_operators(samples), fit_instructions(watched)
-    figures, curves = {**operators.figures, **host.figures}, {**operators.curves, **host.curves}
+    figures = {**operators.figures, **host.figures}
+    ratio = in_a_row(watched, figures["instruction_seconds"], figures["call_seconds"])
+    curves = {name: stretched(curve, ratio) for name, curve in operators.curves.items()} | host.curves
     figures |= _interference(session, quick)
     for name, curve in _communication(session, tell, quick, figures["communication_load"]):
         curves[name] = curve

@@ -21,9 +21,11 @@ from titan.compiler.profile.fit import (
     fit_curve,
     fit_instructions,
     fit_operators,
+    in_a_row,
     key_of,
     peak_rate,
     samples_of,
+    stretched,
 )
 from titan.compiler.profile.measure import Measured
 from titan.compiler.profile.probes import Probe, plan_of
@@ -96,6 +98,17 @@ def test_the_interpreters_own_time_comes_back(probed: list[tuple[Plan, list[Watc
     assert found.figures["instruction_seconds"] == pytest.approx(HOST)
     assert found.figures["call_seconds"] == pytest.approx(AROUND, rel=1e-6)
     assert found.curves["optimizer_step"](1e5) == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_what_lies_between_operators_of_long_segments_comes_back() -> None:
+    plan = plan_of(Probe(512, 1536, 4, 256, 512))
+    once = watched(plan)
+    order = [i for *_, i in plan.role_of(0).instructions("train")]
+    own = {n: once.instructions[0][n] for n, i in enumerate(order) if i.opcode in ("forward", "backward")}
+    step = [1.2 * own[n] if n in own else t for n, t in enumerate(once.instructions[0])]
+    found = in_a_row([(plan, [Watched(once.operators, [step])])], HOST, AROUND)
+    assert found == pytest.approx(1.2, rel=0.02)
+    assert stretched(Curve((1.0, 2.0), (3.0, 4.0)), 2.0) == Curve((1.0, 2.0), (6.0, 8.0))
 
 
 def test_curves_rise_and_stay_short() -> None:
