@@ -56,6 +56,19 @@ def forward_inside(segment: Segment, body: tuple[Call, ...], made: frozenset[str
     return Inside(peak, live)
 
 
+def gradient_dtype(segment: Segment, value: str) -> str:
+    """Dtype of a value's gradient."""
+    kind = segment.types[value].dtype
+    return statistics_dtype(kind) if value in segment.wide else kind
+
+
+def gradient_bytes(segment: Segment, name: str) -> int:
+    """Bytes of a value `x`, or of its gradient `d.x`."""
+    kind = segment.types[name.removeprefix("d.")]
+    dtype = gradient_dtype(segment, name[2:]) if name.startswith("d.") else kind.dtype
+    return kind.elements * DTYPE_BYTES[dtype]
+
+
 @dataclass
 class _Backward:
     """The gradients of a backward by their roots, and how many hold each root."""
@@ -88,12 +101,10 @@ class _Backward:
         self.peak = max(self.peak, self.live + size)
 
     def dtype(self, value: str) -> str:
-        kind = self.segment.types[value].dtype
-        return statistics_dtype(kind) if value in self.segment.wide else kind
+        return gradient_dtype(self.segment, value)
 
     def bytes(self, value: str) -> int:
-        """Of the value's gradient."""
-        return self.segment.types[value].elements * DTYPE_BYTES[self.dtype(value)]
+        return gradient_bytes(self.segment, f"d.{value}")
 
     def call(self, call: Call, weights: bool, kept: frozenset[str]) -> None:
         """The transpose of one call; `kept`: gradients that a weight frame holds until the end."""

@@ -21,7 +21,7 @@ from titan.compiler.plan.staging import NOTHING, Staging, staging
 from titan.compiler.plan.storages import block_profile
 from titan.compiler.plan.tensor import TensorType
 from titan.compiler.plan.tiers import layer_of, start_tiers
-from titan.compiler.plan.workspace import rebuild_flops, segment_flops, segment_inside
+from titan.compiler.plan.workspace import rebuild_flops, segment_flops, segment_inside, weight_frame_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +97,7 @@ class Sizes:
             segment = self.plan.segment_table[rest]
             return segment.bytes_of(segment.pieces[prefix])
         if prefix == "wf":
-            segment = self.plan.segment_table[rest]
-            return segment.bytes_of(segment.weight_frame)
+            return weight_frame_bytes(self.plan.segment_table[rest])
         return self.plan.types[key].bytes
 
     def segment_flops(self, name: str) -> Flops:

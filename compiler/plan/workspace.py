@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from titan.compiler.plan.inside import Inside, backward_inside, forward_inside, weight_inside
+from titan.compiler.plan.inside import Inside, backward_inside, forward_inside, gradient_bytes, weight_inside
 from titan.compiler.plan.operators import Flops
 from titan.compiler.plan.segment import Segment
 
@@ -53,3 +53,13 @@ def segment_inside(
     if opcode == "backward_weight":
         return weight_inside(segment)
     return backward_inside(segment, opcode == "backward", frozenset(carried))
+
+
+def weight_frame_bytes(segment: Segment) -> int:
+    """Bytes of the storages that a weight frame keeps alive: a view keeps the whole of what it is a view of."""
+    found = segment_inside(segment, "backward_input")
+    return sum(
+        found.sizes[root] if isinstance(root, int) else gradient_bytes(segment, root)
+        for root in dict.fromkeys(found.frame)
+        if root != ""
+    )
