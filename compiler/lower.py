@@ -81,6 +81,11 @@ def lower(spec: Spec, strategy: Strategy) -> Plan:
     )
 
 
+def with_settings(spec: Spec, plan: Plan, strategy: Strategy) -> Plan:
+    """A plan as another memory limit or other reasons for the same choices would have made it."""
+    return replace(plan, settings=_settings(spec, strategy))
+
+
 def _chunks(graph: ModelGraph, stages: tuple[int, ...], order: Order) -> tuple[Chunk, ...]:
     """The chunks of every copy; `stages` holds the layers of the chunks of one copy in model order."""
     layers = [link for link in graph.chain if link[1] is not None]

@@ -6,6 +6,7 @@ Search decides, passes obey: a pass has no switches of its own, it reads a field
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import gcd
 
 from titan.compiler.plan.mesh import Mesh
@@ -123,7 +124,7 @@ class Strategy:
         """What every pipeline rank does."""
         if self.written_order is not None:
             return self.written_order
-        return schedule_row(self.schedule).order(self.pipeline, self.micro_batches, self.chunks)
+        return _order(self.schedule, self.pipeline, self.micro_batches, self.chunks)
 
     @property
     def expert_parts(self) -> tuple[int, int, int]:
@@ -153,6 +154,11 @@ class Strategy:
         if self.context_form == "ring" and self.context_heads > 1:
             context = (("context.ring", self.context // self.context_heads), ("context.heads", self.context_heads))
         return Mesh((("region", self.region), ("pipeline", self.pipeline), *data, *context, *split))
+
+
+@lru_cache(maxsize=16)
+def _order(schedule: str, ranks: int, micro_batches: int, chunks: int) -> Order:
+    return schedule_row(schedule).order(ranks, micro_batches, chunks)
 
 
 def expert_parts(expert: int, expert_tensor: int, context: int, tensor: int) -> tuple[int, int, int]:

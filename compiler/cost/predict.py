@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from titan.compiler.cost.bound import lower_bound
 from titan.compiler.cost.machine import Machine, read_machine
 from titan.compiler.cost.memory import MemoryLedger, memory_ledger
 from titan.compiler.cost.mfu import ModelFlops, Utilisation, executed_flops, model_flops, utilisation
 from titan.compiler.cost.simulate import Timeline, simulate
 from titan.compiler.graph.build import COMPUTE_DTYPE
-from titan.compiler.plan.operators import DTYPE_BYTES, statistics_dtype
 from titan.compiler.plan.program import Plan
 
 
@@ -76,20 +76,10 @@ def predict(plan: Plan, timeline: Timeline | None = None, ledger: MemoryLedger |
         utilisation(flops, tokens / timeline.seconds / world, peak),
         flops,
         executed_flops(plan) / timeline.seconds / world / peak if peak else None,
-        lower_bound(machine, flops, tokens, world, dtype),
+        lower_bound(plan, machine),
         _job(plan, tokens, timeline.seconds, machine),
         None if price is None else price * world * timeline.seconds / 3600 / tokens,
     )
-
-
-def lower_bound(machine: Machine, flops: ModelFlops, tokens: int, world: int, dtype: str) -> float:
-    """Seconds that no plan for this model, batch and cluster can beat by the same figures: every model FLOP at the rate
-    of large matrix products, and every parameter's gradient and optimizer state through memory once, spread over all
-    devices; no communication, no bubble."""
-    compute = flops.exact * tokens / (world * machine.rate(dtype, "matmul"))
-    statistic, size = DTYPE_BYTES[statistics_dtype(dtype)], DTYPE_BYTES[dtype]
-    update = flops.parameters * (6 * statistic + size) / (world * machine.memory_bandwidth)
-    return compute + update
 
 
 def _job(plan: Plan, tokens: int, seconds: float, machine: Machine) -> Job | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from titan.compiler.passes.blocks import Chunk
 from titan.compiler.plan.instruction import Instruction
@@ -43,6 +44,7 @@ def _sent(name: str, register: str) -> Block:
     return Block(name, ("i",), (Instruction("wait", (), (f"t.{register}?",)), Instruction("free", reads=(register,))))
 
 
+@lru_cache(maxsize=8)  # plans that differ in the tiers of their layers have one order
 def transfers(order: Order, window: int, forward: str = "F") -> tuple[tuple[BlockCall, ...], ...]:
     """Block calls of every rank. `forward` names the forward blocks (E in an evaluation)."""
     sends = _channels(order)

@@ -99,12 +99,20 @@ class Sharding:
     def order(self, calls: tuple[BlockCall, ...]) -> tuple[BlockCall, ...]:
         """The calls with the names of variants where a call is the first or last of something."""
         marks, plain, found = self._marks(calls), Marks(), []
+        special = {position for position, _ in marks}
+        usual: dict[str, str] = {}  # names of calls that are neither first nor last of anything
         for position, call in enumerate(calls):
-            halves = call.block.split("+")
-            if halves[0] in self.drafts:
-                names = [self._block(half, marks.get((position, n), plain)).name for n, half in enumerate(halves)]
-                call = BlockCall("+".join(names), call.arguments)
-            found.append(call)
+            if position in special or call.block not in usual:
+                halves = call.block.split("+")
+                name = call.block
+                if halves[0] in self.drafts:
+                    places = ((half, marks.get((position, n), plain)) for n, half in enumerate(halves))
+                    name = "+".join(self._block(half, mark).name for half, mark in places)
+                if position not in special:
+                    usual[call.block] = name
+            else:
+                name = usual[call.block]
+            found.append(call if name == call.block else BlockCall(name, call.arguments))
         return tuple(found)
 
     def finished(self) -> tuple[Block, ...]:
@@ -115,18 +123,22 @@ class Sharding:
         )
 
     def _marks(self, calls: tuple[BlockCall, ...]) -> dict[tuple[int, int], Marks]:
+        opening: dict[str, tuple[int, int]] = {}  # of each draft: its first call and its last
+        closing: dict[str, tuple[int, int]] = {}
+        for position, call in enumerate(calls):
+            for number, half in enumerate(call.block.split("+")):
+                opening.setdefault(half, (position, number))
+                closing[half] = (position, number)
         first: dict[str, tuple[int, int]] = {}
         last: dict[str, tuple[int, int]] = {}
         added: dict[str, tuple[int, int]] = {}
-        for position, call in enumerate(calls):
-            for number, half in enumerate(call.block.split("+")):
-                draft = self.drafts.get(half)
-                if draft is None:
-                    continue
-                for name in draft.reads:
-                    first.setdefault(name, (position, number))
-                    last[name] = (position, number)
-                added |= dict.fromkeys(draft.updates, (position, number))
+        for half in (h for h in opening if h in self.drafts):
+            draft = self.drafts[half]
+            for name in draft.reads:
+                first[name] = min(first.get(name, opening[half]), opening[half])
+                last[name] = max(last.get(name, closing[half]), closing[half])
+            for name in draft.updates:
+                added[name] = max(added.get(name, closing[half]), closing[half])
         if not self.choices.once:
             first, last = {}, {}
         first, last = ({b: p for b, p in table.items() if self._sharded(b, "p")} for table in (first, last))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +154,7 @@ def vee(ranks: int, chunks: int = 2) -> tuple[int, ...]:
     return (*range(ranks), *reversed(range(ranks)))
 
 
+@lru_cache(maxsize=8)
 def forward_only(order: Order, micro_batches: int) -> Order:
     """The order of an evaluation: forwards of one copy, micro-batch by micro-batch.
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from titan.compiler.cost.memory import memory_ledger
-from titan.compiler.search.search import SearchResult, fitting_by_estimate, lower_again, memory_limit, search
+from titan.compiler.search.search import SearchResult, fitting_by_estimate, memory_limit, search
 from titan.compiler.spec.devices import parts
 from titan.grammar.diagnostics import Diagnostic, Note, TitanError
 
@@ -179,13 +179,15 @@ def _least_memory(found: Choice) -> Choice:
 
 def within(spec: Spec, limit: int) -> Choice | None:
     """The fastest plan whose upper bound of memory is at most `limit` bytes; None when there is none."""
+    from titan.compiler.lower import with_settings
+
     share = min(limit / spec.cluster.device.memory, 1.0)
     tight = replace(spec, objective=spec.objective.model_copy(update={"memory_fraction": share}))
     try:
         result = search(tight, risk=False)
     except TitanError:
         return None
-    plan = lower_again(spec, result.strategy)  # with the limit that the user set
+    plan = with_settings(spec, result.plan, result.strategy)  # with the limit that the user set
     return Choice(spec, replace(result, plan=plan, ledger=memory_ledger(plan, limit=memory_limit(spec))))
 
 

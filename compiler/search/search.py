@@ -126,6 +126,8 @@ def search(spec: Spec, risk: bool = True) -> SearchResult:
 
 def _with_host(spec: Spec, risk: bool) -> SearchResult | None:
     """`both` first: where not even that fits, nothing less does."""
+    from titan.compiler.lower import with_settings
+
     best: SearchResult | None = None
     for word in allowed(spec, "offload")[:0:-1]:
         pinned = replace(spec, parallel=replace(spec.parallel, offload=Wish("=", (word,))))
@@ -141,10 +143,12 @@ def _with_host(spec: Spec, risk: bool) -> SearchResult | None:
     why = ("offload", "search", "without it nothing fits")
     reasons = tuple(why if reason[0] == "offload" else reason for reason in best.strategy.reasons)
     strategy = replace(best.strategy, reasons=reasons)
-    return replace(best, strategy=strategy, plan=lower_again(spec, strategy))
+    return replace(best, strategy=strategy, plan=with_settings(spec, best.plan, strategy))
 
 
 def _search(spec: Spec, risk: bool) -> SearchResult:
+    from titan.compiler.lower import with_settings
+
     started = time.perf_counter()
     estimator, limit = estimator_of(spec), memory_limit(spec)
     space = enumerate_space(spec)
@@ -173,7 +177,7 @@ def _search(spec: Spec, risk: bool) -> SearchResult:
     best = _on_host(spec, best, estimator.machine, limit)
     return SearchResult(
         best.strategy,
-        best.plan,
+        with_settings(spec, best.plan, best.strategy),
         best.timeline,
         best.ledger,
         tuple(_runner_up(f) for f in sorted(finalists, key=lambda f: f.timeline.step) if f is not best),
@@ -240,7 +244,7 @@ def _compile(
         plan = lower(spec, chosen.strategy)
         ledger = memory_ledger(plan, estimator.machine, limit)
         if ledger.verdict not in verdicts and mended < MENDED and _free_tiers(spec, chosen.strategy):
-            strategy, plan, counts = with_tiers(spec, chosen.strategy, estimator.machine, limit)
+            strategy, plan, counts = with_tiers(spec, chosen.strategy, estimator.machine, limit, plan)
             ledger, why, mended = (
                 memory_ledger(plan, estimator.machine, limit),
                 _explained(strategy, counts),
@@ -273,20 +277,20 @@ def _sharded_best(spec: Spec, estimator: Estimator, best: Finalist, closed: int)
         return best
     why = tuple((k, o, SIMULATED if k in SHARDING and o == "search" else text) for k, o, text in s.reasons)
     strategy = replace(best.strategy, reasons=why)
-    return replace(best, strategy=strategy, plan=lower_again(spec, strategy))
+    return replace(best, strategy=strategy, plan=with_settings(spec, best.plan, strategy))
 
 
 def _layer_by_layer(spec: Spec, best: Finalist, machine: Machine, limit: int) -> Finalist:
     """The same plan with a recompute tier for each layer, where one for all layers recomputes more than it must."""
     if best.strategy.recompute == "none" or not _free_tiers(spec, best.strategy):
         return best
-    strategy, plan, counts = with_tiers(spec, best.strategy, machine, limit)
+    strategy, plan, counts = with_tiers(spec, best.strategy, machine, limit, best.plan)
     ledger = memory_ledger(plan, machine, limit)
     timeline = simulate(plan, machine)
     if timeline.step >= best.timeline.step or ledger.verdict != "fits":
         return best
     strategy = replace(strategy, reasons=_explained(strategy, counts))
-    return Finalist(strategy, lower_again(spec, strategy), timeline, ledger)
+    return Finalist(strategy, plan, timeline, ledger)
 
 
 def _on_host(spec: Spec, best: Finalist, machine: Machine, limit: int) -> Finalist:
@@ -305,18 +309,12 @@ def _on_host(spec: Spec, best: Finalist, machine: Machine, limit: int) -> Finali
     why = {"offload": host_sentence(strategy), "recompute": "the host holds what would not fit"}
     reasons = tuple((k, o, why.get(k, text)) for k, o, text in strategy.reasons)
     strategy = replace(strategy, reasons=reasons)
-    return Finalist(strategy, lower_again(spec, strategy), timeline, ledger)
+    return Finalist(strategy, plan, timeline, ledger)
 
 
 def _free_tiers(spec: Spec, strategy: Strategy) -> bool:
     """Whether each layer may have a tier of its own."""
     return len(allowed(spec, "recompute")) > 1 and strategy.recompute not in ("adaptive", "mixed")
-
-
-def lower_again(spec: Spec, strategy: Strategy) -> Plan:
-    from titan.compiler.lower import lower
-
-    return lower(spec, strategy)
 
 
 def _explained(strategy: Strategy, counts: tuple[Counts, ...]) -> tuple[tuple[str, str, str], ...]:

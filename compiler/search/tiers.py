@@ -54,10 +54,11 @@ def fewest(layers: int, sizes: Sequence[float], costs: Sequence[float], limit: f
 
 
 def with_tiers(
-    spec: Spec, strategy: Strategy, machine: Machine, limit: int
+    spec: Spec, strategy: Strategy, machine: Machine, limit: int, known: Plan | None = None
 ) -> tuple[Strategy, Plan, tuple[Counts, ...]]:
     """The strategy with a tier for each layer, its plan, and the counts of every pipeline rank. Of a strategy that is
-    not adaptive, one that has the same tier everywhere says so in one word."""
+    not adaptive, one that has the same tier everywhere says so in one word. `known`: the plan of the strategy itself,
+    where there is one."""
     from titan.compiler.lower import lower
 
     word = "adaptive" if strategy.recompute == "adaptive" else "mixed"
@@ -66,7 +67,8 @@ def with_tiers(
     first = lower(spec, freest)
     if memory_ledger(first, machine, limit).upper <= limit:
         return freest, first, tuple(Counts(sum(map(len, role.layers)), 0, 0, 0.0) for role in first.roles)
-    uniform = [lower(spec, replace(freest, tiers=(tier,) * layers)) for tier in TIERS]
+    given = {"none": first} | ({strategy.recompute: known} if known is not None else {})
+    uniform = [given.get(tier) or lower(spec, replace(freest, tiers=(tier,) * layers)) for tier in TIERS]
     ledgers = [memory_ledger(plan, machine, limit) for plan in uniform]
     costs = [_rebuild_seconds(plan, machine) for plan in uniform]
     rooms = [float(limit)] * len(uniform[0].roles)
