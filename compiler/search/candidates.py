@@ -191,7 +191,7 @@ class _Hunt:
         elif entry.base not in self.found:
             known = (self.others[entry.base],) if entry.base in self.others else ()
             self.others[entry.base] = min((*known, *tried), key=lambda c: c.estimate.memory)
-        whole = fitting and fitting[0] is tried[0]  # fits without any saving: a saving only costs time
+        whole = bool(fitting) and fitting[-1] is tried[-1]  # fits without any saving: recompute would only cost time
         if not whole and entry.tier + 1 < len(self.tiers):
             self._push(s, entry.tier + 1, (), entry.base)
 
@@ -231,17 +231,16 @@ class Ladder:
     tiers: tuple[str, ...]
 
     def try_tier(self, spec: Spec, estimator: Estimator, s: Strategy, tier: str, limit: int) -> Iterator[Candidate]:
-        """A strategy with a tier and every sharding; only the first where that fits (it is the fastest), only the
-        thriftiest where not even that does. Sharding that does not go with its experts is left out."""
+        """A strategy with a tier and every sharding, the thriftiest first; only that where not even it fits. Sharding
+        that does not go with its experts is left out."""
         options = self.options
         if s.expert > 1:
             options = tuple(o for o in options if is_legal(spec, replace(s, **o), EXPERT_RULES))
-        for option in (options[0], *options[:0:-1]):
+        for option in reversed(options):
             strategy = replace(s, **option, recompute=tier)
             found = Candidate(strategy, estimator.estimate(strategy, NEAR * limit))
             yield found
-            done = found.estimate.memory <= limit if option is options[0] else found.estimate.memory > NEAR * limit
-            if done and option in (options[0], options[-1]):
+            if option is options[-1] and found.estimate.memory > NEAR * limit:
                 return
 
 
@@ -277,8 +276,9 @@ def with_stages(candidate: Candidate, estimator: Estimator, limit: int) -> Strat
     most = estimator.most_layers(s, limit)
     places = places_of(s)
     most = tuple(most[p] for p in sorted(set(places)))
-    split = balance_ranks(costs, places, 0.0, ends, most) or balance_ranks(costs, places, 0.0, ends)
-    assert split is not None  # legality: there are no more stages than layers
+    even = (-(-layers // len(most)),) * len(most)  # where memory leaves no room to balance time
+    splits = (balance_ranks(costs, places, 0.0, ends, bounds) for bounds in (most, even, ()))
+    split = next(split for split in splits if split is not None)  # legality: there are no more stages than layers
     return replace(s, stages=split)
 
 

@@ -21,9 +21,8 @@ from titan.compiler.search.offload import sentence as host_sentence
 from titan.compiler.search.orders import finished, with_schedules
 from titan.compiler.search.reasons import reasons
 from titan.compiler.search.refuse import nothing_fits, nothing_legal
-from titan.compiler.search.space import Space, allowed, enumerate_space, shardings
+from titan.compiler.search.space import Space, allowed, enumerate_space
 from titan.compiler.search.tiers import Counts, sentence, with_tiers
-from titan.compiler.spec.legality import is_legal
 from titan.compiler.spec.wishes import Wish
 from titan.compiler.strategy import Strategy
 from titan.grammar.diagnostics import TitanError
@@ -33,15 +32,13 @@ if TYPE_CHECKING:
     from titan.compiler.spec.schema import Spec
 
 FINALISTS = 4  # plans that are compiled and simulated
+SMALL = 1_000  # block calls up to which there may be more of them
 WORK = 4_000  # block calls that they may have together, beyond the first two; a larger plan stands alone
 LARGE = 12_000  # block calls above which a plan must be faster by MARGIN
-SHARDING = ("zero", "shard", "gather", "reduce", "prefetch")
-FEW, LAYERS = 64, 48  # block calls and layers up to which a plan is so small that its shardings are all simulated
-ALIKE = 1.003  # ratio of times that the closed forms of shardings cannot tell apart
-SIMULATED = "of the ways to shard that the closed forms cannot tell apart the fastest by simulation"
 SECOND = 4_000  # strategies up to which pricing the other kind too costs little
 MENDED = 4  # plans that hold more than the closed forms say, and get a tier of recompute for each layer instead
 MARGIN = 0.03  # about the error of the closed forms
+FEWEST = 4  # changes of the best plan that are worth trying when as many can be compiled for WORK
 TRIES = 24  # compiled plans that turn out not to fit before the search gives up
 
 
@@ -172,7 +169,7 @@ def _search(spec: Spec, risk: bool) -> SearchResult:
         closest = min((*fitting, *others), key=lambda c: (c.estimate.memory, c.key))
         raise nothing_fits(spec, with_stages(closest, estimator, limit), space.size)
     best = min(finalists, key=lambda f: f.timeline.step)  # of equal ones the first: `ranked` is in a fixed order
-    best = _sharded_best(spec, estimator, best, closed)
+    best = _refined(spec, estimator, best, (*ranked, *fitting, *others), closed, verdicts)
     best = _layer_by_layer(spec, best, estimator.machine, limit)
     best = _on_host(spec, best, estimator.machine, limit)
     return SearchResult(
@@ -232,7 +229,7 @@ def _compile(
     for candidate in ranked[:TRIES]:
         work += candidate.work
         enough = 1 if candidate.work > WORK else 2
-        if len(found) == most or (len(found) >= enough and work > WORK):
+        if (len(found) >= most and work > SMALL) or (len(found) >= enough and work > WORK):
             break
         chosen = replace(candidate, strategy=finished(candidate, estimator, closed))
         why = reasons(spec, estimator, chosen, everything, closed)
@@ -243,7 +240,8 @@ def _compile(
             chosen = replace(chosen, strategy=replace(strategy, reasons=why))
         plan = lower(spec, chosen.strategy)
         ledger = memory_ledger(plan, estimator.machine, limit)
-        if ledger.verdict not in verdicts and mended < MENDED and _free_tiers(spec, chosen.strategy):
+        mend = mended < MENDED or candidate.work <= SMALL
+        if ledger.verdict not in verdicts and mend and _free_tiers(spec, chosen.strategy):
             strategy, plan, counts = with_tiers(spec, chosen.strategy, estimator.machine, limit, plan)
             ledger, why, mended = (
                 memory_ledger(plan, estimator.machine, limit),
@@ -257,27 +255,39 @@ def _compile(
     return found
 
 
-def _sharded_best(spec: Spec, estimator: Estimator, best: Finalist, closed: int) -> Finalist:
-    """A small plan with every way to shard that the closed forms cannot tell from its own, simulated."""
-    s = best.strategy
-    calls = 2 * s.pipeline * s.micro_batches * s.chunks
-    if s.data * s.context == 1 or calls > FEW or s.tiers or sum(s.stages) > LAYERS or s.offload != "none":
+def _refined(
+    spec: Spec,
+    estimator: Estimator,
+    best: Finalist,
+    everything: tuple[Candidate, ...],
+    closed: int,
+    verdicts: tuple[str, ...],
+) -> Finalist:
+    """The fastest plan that single changes of a small one lead to."""
+    from titan.compiler.lower import lower
+    from titan.compiler.search.refine import refine
+
+    start, limit = replace(best.strategy, reasons=()), memory_limit(spec)
+    tries = WORK // Candidate(start, estimator.estimate(start)).work
+    plans: dict[Strategy, Finalist] = {start: best}
+
+    def measure(s: Strategy) -> float | None:
+        strategy = finished(Candidate(s, estimator.estimate(s)), estimator, closed)
+        plan = lower(spec, strategy)
+        ledger = memory_ledger(plan, estimator.machine, limit)
+        if ledger.verdict not in verdicts:
+            return None
+        plans[s] = Finalist(strategy, plan, simulate(plan, estimator.machine), ledger)
+        return plans[s].timeline.seconds
+
+    if tries < FEWEST:
         return best
-    mine, limit = estimator.estimate(s).seconds, memory_limit(spec)
-    for option in shardings(spec, s):
-        other = replace(s, **option)
-        estimate = estimator.estimate(other)
-        if other == s or estimate.memory > closed or estimate.seconds > ALIKE * mine or not is_legal(spec, other):
-            continue
-        plan = lower_again(spec, other)
-        ledger, timeline = memory_ledger(plan, estimator.machine, limit), simulate(plan, estimator.machine)
-        if timeline.step < best.timeline.step and ledger.verdict == best.ledger.verdict:
-            best = Finalist(other, plan, timeline, ledger)
-    if best.strategy == s:
+    found = plans[refine(spec, start, best.timeline.seconds, measure, tries)]
+    if found is best:
         return best
-    why = tuple((k, o, SIMULATED if k in SHARDING and o == "search" else text) for k, o, text in s.reasons)
-    strategy = replace(best.strategy, reasons=why)
-    return replace(best, strategy=strategy, plan=with_settings(spec, best.plan, strategy))
+    chosen = Candidate(found.strategy, estimator.estimate(found.strategy))
+    why = reasons(spec, estimator, chosen, everything, closed)
+    return replace(found, strategy=replace(found.strategy, reasons=why))
 
 
 def _layer_by_layer(spec: Spec, best: Finalist, machine: Machine, limit: int) -> Finalist:

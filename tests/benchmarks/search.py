@@ -122,11 +122,11 @@ def every(spec: Spec) -> Iterator[Strategy]:
                 yield found
 
 
-def solve(spec: Spec) -> Outcome | None:
-    """Everything simulated beside the search; None where that is too much."""
+def solve(spec: Spec, most: int = MOST) -> Outcome | None:
+    """Everything simulated beside the search; None where that is more than `most` plans."""
     estimator, limit = estimator_of(spec), memory_limit(spec)
     strategies = list(dict.fromkeys(every(spec)))
-    if len(strategies) > MOST:
+    if len(strategies) > most:
         return None
     best: int | None = None
     for s in strategies:

@@ -1,0 +1,56 @@
+"""Branch and bound against pricing everything."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from titan.compiler.search.candidates import price
+from titan.compiler.search.search import estimator_of, memory_limit
+from titan.compiler.search.space import EXPERT_RULES, allowed, enumerate_space, shardings
+from titan.compiler.spec.legality import is_legal
+
+from tests.compiler.search.specs import SMALL, write
+
+MOE = SMALL.replace("12 * dense { ffn = 2816 }", "4 * moe { experts = 8, top_k = 2, shared = 1, ffn = 1024 }")
+
+
+@pytest.mark.parametrize("model,memory", [(SMALL, 92), (SMALL, 5), (MOE, 92), (MOE, 5)])
+def test_nothing_priced_is_faster(tmp_path: Path, model: str, memory: int) -> None:
+    """Every candidate with every way to shard and every tier, by the closed forms: the fastest that fits is found."""
+    spec = write(tmp_path, "tensor <= 4; context <= 2", model=model, memory=memory, batch=8)
+    estimator, limit = estimator_of(spec), memory_limit(spec)
+    space = enumerate_space(spec)
+    changes = [
+        (s, option, tier)
+        for s in space.candidates
+        for option in shardings(spec, s)
+        for tier in allowed(spec, "recompute")
+    ]
+    everything = [
+        replace(s, **option, recompute=tier)
+        for s, option, tier in changes
+        if is_legal(spec, replace(s, **option), EXPERT_RULES)
+    ]
+    estimates = [estimator.estimate(s) for s in everything]
+    best = min(e.seconds for e in estimates if e.memory <= limit)
+    found = price(spec, estimator, space, limit)
+    assert found.fitting[0].estimate.seconds == pytest.approx(best, rel=1e-9)
+    assert found.fitting[0].estimate.memory <= limit
+    assert found.number < len(everything)
+
+
+def test_bounds_hold(tmp_path: Path) -> None:
+    """No candidate is faster than the bounds that it is looked for by."""
+    spec = write(tmp_path, model=MOE, batch=16)
+    estimator = estimator_of(spec)
+    for family in enumerate_space(spec).families:
+        last = family.member(len(family.batches) - 1, family.experts[0])
+        floor = estimator.floor(last, 0)
+        for number in range(len(family.batches)):
+            group = estimator.bound(family.member(number, family.experts[0]), open_experts=True)
+            for experts in family.experts:
+                bound = estimator.bound(family.member(number, experts))
+                assert floor <= bound * (1 + 1e-9) and group <= bound * (1 + 1e-9)
+                assert bound <= estimator.estimate(family.member(number, experts)).seconds * (1 + 1e-9)

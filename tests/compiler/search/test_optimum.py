@@ -1,0 +1,48 @@
+"""The search against every legal plan of small problems, compiled and simulated (`tests.benchmarks.search`: 500)."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+from titan.compiler.cost.simulate import simulate
+from titan.compiler.lower import lower
+from titan.compiler.strategy import Strategy
+from titan.grammar.diagnostics import TitanError
+
+from tests.benchmarks.search import Outcome, problem, read, solve
+from tests.compiler.search.specs import write
+
+NUMBER, MOST = 4, 40
+
+
+def test_finds_the_optimum() -> None:
+    random_ = random.Random(7)
+    outcomes: list[Outcome] = []
+    while len(outcomes) < NUMBER:
+        try:
+            found = solve(read(problem(random_)), MOST)
+        except TitanError:
+            continue
+        if found is not None and found.best is not None:
+            outcomes.append(found)
+    assert all(o.found is not None and o.excess <= 0.01 for o in outcomes)
+    assert sum(o.excess <= 1e-9 for o in outcomes) >= NUMBER - 1
+
+
+def test_uneven_groups_of_micro_batches_make_progress(tmp_path: Path) -> None:
+    """60 micro-batches over 16 interleaved stages: groups of 20, for which more sends must be outstanding."""
+    spec = write(tmp_path, nodes=2, batch=60, model=LAYERS)
+    stages = (1,) * 32
+    strategy = Strategy(pipeline=16, micro_batches=60, schedule="interleaved", stages=stages)
+    assert simulate(lower(spec, strategy)).step > 0
+
+
+LAYERS = """model {
+    vocab = 1024
+    hidden = 256
+    max_positions = 4096
+    attention = gqa { heads = 4, kv_heads = 4 }
+    layers = 32 * dense { ffn = 512 }
+    rope = { theta = 10000 }
+}"""
