@@ -118,6 +118,8 @@ class Estimator(LayerPrices):
         ends = (head.forward + head.backward) / schedule_row(s.schedule).copies
         one = layer.forward + layer.backward + layer.rebuilt(recompute)
         stage = ceil(max(loads)) if loads else self.bottleneck(s.pipeline, one, ends)
+        if open_experts and not loads:
+            stage = -(-self.shape.layers // s.pipeline)  # cheaper layers would make a head weigh more of them
         return self._pipeline_part(s, stage, loads, layer, recompute)
 
     def floor(self, s: Strategy, fill: int) -> float:
