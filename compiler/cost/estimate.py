@@ -25,6 +25,8 @@ from titan.compiler.schedules.timetable import Durations
 from titan.compiler.spec.padding import padded
 from titan.compiler.strategy import Strategy
 
+OPEN = 0.97  # share of a bound over all ways to share experts that holds: kernels of fewer rows are not always slower
+
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
@@ -120,7 +122,7 @@ class Estimator(LayerPrices):
         stage = ceil(max(loads)) if loads else self.bottleneck(s.pipeline, one, ends)
         if open_experts and not loads:
             stage = -(-self.shape.layers // s.pipeline)  # cheaper layers would make a head weigh more of them
-        return self._pipeline_part(s, stage, loads, layer, recompute)
+        return self._pipeline_part(s, stage, loads, layer, recompute) * (OPEN if open_experts else 1.0)
 
     def floor(self, s: Strategy, fill: int) -> float:
         """Seconds that no micro-batch size gets below on the strategy's mesh, whose own is the largest: what a sequence
