@@ -233,7 +233,7 @@ def spec_of(c: Configuration, precision: str = "fp64", scale: int = 1) -> Spec:
     heads = lcm(2, per_rank) if llama or c.family.startswith("kv") else per_rank
     heads = heads * 2 if heads == kv_heads and llama else heads
     vocab = (37 if c.odd else 8 * c.tensor) * scale
-    sequence = scale * parts * -(-8 // parts) * (2 if c.context_form == "ring" else 1) - c.filled
+    sequence = scale * parts * max(-(-8 // parts), 1 + c.filled) * (2 if c.context_form == "ring" else 1) - c.filled
     text = _MODELS["gpt2" if c.family in ("gpt2", "dropout") else "llama"].format(
         vocab=vocab, heads=heads, kv_heads=kv_heads, layers=_layers(c, scale * c.tensor * -(-12 // c.tensor)),
         hidden=16 * scale, width=4 * scale, tied=str(c.tied).lower(), sequence=sequence,
