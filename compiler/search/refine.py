@@ -23,15 +23,20 @@ if TYPE_CHECKING:
 
 
 def refine(
-    spec: Spec, start: Strategy, seconds: float, measure: Callable[[Strategy], float | None], tries: int
+    spec: Spec,
+    start: Strategy,
+    seconds: float,
+    guess: Callable[[Strategy], float],
+    measure: Callable[[Strategy], float | None],
+    tries: int,
 ) -> Strategy:
     """The fastest of all that single changes lead to from `start`, which takes `seconds`; at most `tries` are measured.
-    `measure` gives the seconds of a strategy, None where it does not fit."""
+    `guess` orders them by closed forms; `measure` gives the seconds of a strategy, None where it does not fit."""
     best, known = start, {start}
     moved = True
     while moved:
         moved = False
-        for changed in neighbours(spec, best):
+        for changed in sorted(dict.fromkeys(neighbours(spec, best)), key=guess):
             if changed in known:
                 continue
             if tries == 0:

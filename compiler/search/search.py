@@ -38,7 +38,8 @@ LARGE = 12_000  # block calls above which a plan must be faster by MARGIN
 SECOND = 4_000  # strategies up to which pricing the other kind too costs little
 MENDED = 4  # plans that hold more than the closed forms say, and get a tier of recompute for each layer instead
 MARGIN = 0.03  # about the error of the closed forms
-FEWEST = 4  # changes of the best plan that are worth trying when as many can be compiled for WORK
+REFINING = 12_000  # block calls of the changes of the best plan that are compiled
+FEWEST = 10  # changes of the best plan that are worth trying when as many can be compiled
 TRIES = 24  # compiled plans that turn out not to fit before the search gives up
 
 
@@ -268,8 +269,11 @@ def _refined(
     from titan.compiler.search.refine import refine
 
     start, limit = replace(best.strategy, reasons=()), memory_limit(spec)
-    tries = WORK // Candidate(start, estimator.estimate(start)).work
+    tries = REFINING // Candidate(start, estimator.estimate(start)).work
     plans: dict[Strategy, Finalist] = {start: best}
+
+    def guess(s: Strategy) -> float:
+        return estimator.estimate(s, closed).seconds
 
     def measure(s: Strategy) -> float | None:
         strategy = finished(Candidate(s, estimator.estimate(s)), estimator, closed)
@@ -282,7 +286,7 @@ def _refined(
 
     if tries < FEWEST:
         return best
-    found = plans[refine(spec, start, best.timeline.seconds, measure, tries)]
+    found = plans[refine(spec, start, best.timeline.seconds, guess, measure, tries)]
     if found is best:
         return best
     chosen = Candidate(found.strategy, estimator.estimate(found.strategy))
