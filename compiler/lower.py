@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -34,8 +35,9 @@ if TYPE_CHECKING:
 PLAN_VERSION = 1
 
 
-def lower(spec: Spec, strategy: Strategy) -> Plan:
-    """The plan of a legal strategy (`compiler/spec/legality.py`); deterministic."""
+def lower(spec: Spec, strategy: Strategy, ranks: Collection[int] | None = None) -> Plan:
+    """The plan of a legal strategy (`compiler/spec/legality.py`); deterministic. `ranks`: programs of these pipeline
+    ranks only, for who measures them."""
     model = spec.model
     mesh = strategy.mesh(model.attention.kv_heads if model.attention else strategy.tensor)
     graph = run(build(spec, strategy, mesh), strategy)
@@ -66,6 +68,7 @@ def lower(spec: Spec, strategy: Strategy) -> Plan:
             strategy,
         )
         for rank in range(strategy.pipeline)
+        if ranks is None or rank in ranks
     )
     segments = tuple(step for part in graph.parts for step in part.steps if isinstance(step, Segment))
     return Plan(

@@ -18,7 +18,7 @@ from titan.compiler.plan.operators import DTYPE_BYTES, Flops, statistics_dtype
 from titan.compiler.plan.program import Plan, Role
 from titan.compiler.plan.segment import parse_unit
 from titan.compiler.plan.staging import NOTHING, Staging, staging
-from titan.compiler.plan.storages import block_profile
+from titan.compiler.plan.storages import Profile, block_profile
 from titan.compiler.plan.tensor import TensorType
 from titan.compiler.plan.tiers import layer_of, start_tiers
 from titan.compiler.plan.workspace import rebuild_flops, segment_flops, segment_inside, weight_frame_bytes
@@ -299,12 +299,20 @@ class Liveness:
     curve: tuple[int, ...]
 
 
-def liveness(plan: Plan, role: Role, order: str = "train", sizes: Sizes | None = None) -> Liveness:
-    """Walks the calls of an order; exact for the registers, in bytes on one rank."""
-    sizes = sizes or Sizes(plan)
+def liveness(
+    plan: Plan,
+    role: Role,
+    order: str = "train",
+    sizes: Sizes | None = None,
+    profiles: dict[str, Profile] | None = None,
+) -> Liveness:
+    """Walks the calls of an order; exact for the registers, in bytes on one rank. `profiles`: of blocks of the role
+    that are known; further ones are put there."""
+    sizes, profiles = sizes or Sizes(plan), {} if profiles is None else profiles
     calls = role.order(order)
-    used = {call.block for call in calls}
-    profiles = {block.name: block_profile(block, sizes, role) for block in role.blocks if block.name in used}
+    for name in dict.fromkeys(call.block for call in calls):
+        if name not in profiles:
+            profiles[name] = block_profile(role.block_table[name], sizes, role)
     live = 0
     best = (0, 0, 0, (-1, -1))
     curve: list[int] = []
@@ -331,6 +339,7 @@ def memory_by_component(plan: Plan, role: Role, sizes: Sizes | None = None) -> d
         if buffer.place == "device":
             found[_COMPONENT.get(buffer.kind, "buffers")] += buffer.bytes
     found["buffers"] += sizes.tables(role)
-    walks = [liveness(plan, role, name, sizes) for name, _ in role.orders]
+    profiles: dict[str, Profile] = {}
+    walks = [liveness(plan, role, name, sizes, profiles) for name, _ in role.orders]
     highest = max(walks, key=lambda walk: walk.peak, default=Liveness(0, 0, 0, (-1, -1), ()))
     return {**found, "activations": highest.registers, "workspace": highest.workspace}

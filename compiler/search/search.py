@@ -22,7 +22,7 @@ from titan.compiler.search.orders import finished, with_schedules
 from titan.compiler.search.reasons import reasons
 from titan.compiler.search.refuse import nothing_fits, nothing_legal
 from titan.compiler.search.space import Space, allowed, enumerate_space
-from titan.compiler.search.tiers import Counts, sentence, with_tiers
+from titan.compiler.search.tiers import Counts, recomputing, sentence, with_tiers
 from titan.compiler.spec.wishes import Wish
 from titan.compiler.strategy import Strategy
 from titan.grammar.diagnostics import TitanError
@@ -40,6 +40,8 @@ MENDED = 4  # plans that hold more than the closed forms say, and get a tier of 
 MARGIN = 0.03  # about the error of the closed forms
 REFINING = 12_000  # block calls of the changes of the best plan that are compiled
 FEWEST = 10  # changes of the best plan that are worth trying when as many can be compiled
+WORTH = 0.02  # share of a step that recompute must take for the host to be tried in its place
+MENDABLE = 1.15  # of the limit: a plan that holds more than estimated by more than that is left to the next
 TRIES = 24  # compiled plans that turn out not to fit before the search gives up
 
 
@@ -221,7 +223,7 @@ def _compile(
 ) -> list[Finalist]:
     """Finalists in order of their estimates, until enough of them have one of the verdicts; `closed` is the limit of
     closed forms."""
-    from titan.compiler.lower import lower
+    from titan.compiler.lower import lower, with_settings
 
     limit = memory_limit(spec)
     found: list[Finalist] = []
@@ -236,20 +238,19 @@ def _compile(
         why = reasons(spec, estimator, chosen, everything, closed)
         chosen = replace(chosen, strategy=replace(chosen.strategy, reasons=why))
         if chosen.strategy.recompute == "adaptive":
-            strategy, _, counts = with_tiers(spec, chosen.strategy, estimator.machine, limit)
-            why = _explained(strategy, counts)
-            chosen = replace(chosen, strategy=replace(strategy, reasons=why))
-        plan = lower(spec, chosen.strategy)
-        ledger = memory_ledger(plan, estimator.machine, limit)
-        mend = mended < MENDED or candidate.work <= SMALL
+            tiered = with_tiers(spec, chosen.strategy, estimator.machine, limit)
+            why = _explained(tiered.strategy, tiered.counts)
+            chosen = replace(chosen, strategy=replace(tiered.strategy, reasons=why))
+            plan, ledger = with_settings(spec, tiered.plan, chosen.strategy), tiered.ledger
+        else:
+            plan = lower(spec, chosen.strategy)
+            ledger = memory_ledger(plan, estimator.machine, limit)
+        mend = (mended < MENDED or candidate.work <= SMALL) and ledger.upper <= MENDABLE * limit
         if ledger.verdict not in verdicts and mend and _free_tiers(spec, chosen.strategy):
-            strategy, plan, counts = with_tiers(spec, chosen.strategy, estimator.machine, limit, plan)
-            ledger, why, mended = (
-                memory_ledger(plan, estimator.machine, limit),
-                _explained(strategy, counts),
-                mended + 1,
-            )
-            chosen = replace(chosen, strategy=strategy)
+            tiered = with_tiers(spec, chosen.strategy, estimator.machine, limit, plan)
+            plan, ledger, mended = tiered.plan, tiered.ledger, mended + 1
+            why = _explained(tiered.strategy, tiered.counts)
+            chosen = replace(chosen, strategy=tiered.strategy)
         if ledger.verdict in verdicts:
             timeline = simulate(plan, estimator.machine)
             found.append(Finalist(replace(chosen.strategy, reasons=why), plan, timeline, ledger))
@@ -298,13 +299,12 @@ def _layer_by_layer(spec: Spec, best: Finalist, machine: Machine, limit: int) ->
     """The same plan with a recompute tier for each layer, where one for all layers recomputes more than it must."""
     if best.strategy.recompute == "none" or not _free_tiers(spec, best.strategy):
         return best
-    strategy, plan, counts = with_tiers(spec, best.strategy, machine, limit, best.plan)
-    ledger = memory_ledger(plan, machine, limit)
-    timeline = simulate(plan, machine)
-    if timeline.step >= best.timeline.step or ledger.verdict != "fits":
+    tiered = with_tiers(spec, best.strategy, machine, limit, best.plan)
+    timeline = simulate(tiered.plan, machine)
+    if timeline.step >= best.timeline.step or tiered.ledger.verdict != "fits":
         return best
-    strategy = replace(strategy, reasons=_explained(strategy, counts))
-    return Finalist(strategy, plan, timeline, ledger)
+    strategy = replace(tiered.strategy, reasons=_explained(tiered.strategy, tiered.counts))
+    return Finalist(strategy, tiered.plan, timeline, tiered.ledger)
 
 
 def _on_host(spec: Spec, best: Finalist, machine: Machine, limit: int) -> Finalist:
@@ -312,6 +312,8 @@ def _on_host(spec: Spec, best: Finalist, machine: Machine, limit: int) -> Finali
     word = WITH_ACTIVATIONS.get(best.strategy.offload, "none")
     free = _free_tiers(spec, replace(best.strategy, recompute="none")) and word in allowed(spec, "offload")
     if best.strategy.recompute in ("none", "adaptive") or not free:
+        return best
+    if recomputing(best.plan, machine) < WORTH * best.timeline.seconds:
         return best
     found = least_layers(spec, best.strategy, machine, limit)
     if found is None:

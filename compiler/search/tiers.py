@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import TYPE_CHECKING
 
-from titan.compiler.cost.memory import memory_ledger
+from titan.compiler.cost.memory import MemoryLedger, memory_ledger
 from titan.compiler.cost.prices import Prices
 from titan.compiler.plan.segment import TIERS
 from titan.compiler.plan.sizes import Sizes
@@ -53,52 +53,98 @@ def fewest(layers: int, sizes: Sequence[float], costs: Sequence[float], limit: f
     return best
 
 
-def with_tiers(
-    spec: Spec, strategy: Strategy, machine: Machine, limit: int, known: Plan | None = None
-) -> tuple[Strategy, Plan, tuple[Counts, ...]]:
-    """The strategy with a tier for each layer, its plan, and the counts of every pipeline rank. Of a strategy that is
-    not adaptive, one that has the same tier everywhere says so in one word. `known`: the plan of the strategy itself,
-    where there is one."""
+@dataclass(frozen=True)
+class Tiered:
+    """A strategy with a tier for each layer, its plan and what that holds, and the counts of every pipeline rank."""
+
+    strategy: Strategy
+    plan: Plan
+    ledger: MemoryLedger
+    counts: tuple[Counts, ...]
+
+
+def with_tiers(spec: Spec, strategy: Strategy, machine: Machine, limit: int, known: Plan | None = None) -> Tiered:
+    """The least that must be recomputed, layer by layer. Of a strategy that is not adaptive, one that has the same tier
+    everywhere says so in one word. `known`: the plan of the strategy itself, where there is one."""
     from titan.compiler.lower import lower
 
     word = "adaptive" if strategy.recompute == "adaptive" else "mixed"
     layers = sum(strategy.stages)
     freest = replace(strategy, recompute=word, tiers=("none",) * layers)
-    first = lower(spec, freest)
-    if memory_ledger(first, machine, limit).upper <= limit:
-        return freest, first, tuple(Counts(sum(map(len, role.layers)), 0, 0, 0.0) for role in first.roles)
-    given = {"none": first} | ({strategy.recompute: known} if known is not None else {})
-    uniform = [given.get(tier) or lower(spec, replace(freest, tiers=(tier,) * layers)) for tier in TIERS]
-    ledgers = [memory_ledger(plan, machine, limit) for plan in uniform]
-    costs = [_rebuild_seconds(plan, machine) for plan in uniform]
-    rooms = [float(limit)] * len(uniform[0].roles)
+    first = known if known is not None and strategy.recompute == "none" else lower(spec, freest)
+    ledger = memory_ledger(first, machine, limit)
+    if ledger.upper <= limit:
+        whole = strategy if first is known else freest
+        return Tiered(
+            whole, first, ledger, tuple(Counts(sum(map(len, role.layers)), 0, 0, 0.0) for role in first.roles)
+        )
+    tight = {role.pipeline for role in ledger.roles if role.upper > limit}  # the others keep everything
+    uniform = [first]
+    for tier in TIERS[1:]:
+        same = known if known is not None and tier == strategy.recompute else None
+        uniform.append(same or lower(spec, replace(freest, tiers=(tier,) * layers), tight))
+    table = _tables(uniform, machine, limit, tight)
+    rooms = dict.fromkeys(tight, float(limit))
     for _ in range(ROUNDS):
-        counts = []
-        tiers = ["none"] * layers
-        for number, role in enumerate(uniform[0].roles):
-            held = sorted(layer for chunk in role.layers for layer in chunk)
-            sizes = [ledger.roles[number].upper for ledger in ledgers]
-            found = fewest(len(held), sizes, [cost[number] for cost in costs], rooms[number])
-            counts.append(found)
-            words = ("full",) * found.full + ("selective",) * found.selective + ("none",) * found.none
-            for layer, tier in zip(held, words, strict=True):
-                tiers[layer] = tier
-        chosen = replace(strategy, recompute=word, tiers=tuple(tiers))
+        found = {rank: _of_rank(first, rank, table[rank], rooms[rank]) for rank in tight}
+        counts = tuple(found.get(r.pipeline) or Counts(sum(map(len, r.layers)), 0, 0, 0.0) for r in first.roles)
+        tiers = _listed(first, counts, layers)
+        chosen = replace(strategy, recompute=word, tiers=tiers)
+        if word == "mixed" and len(set(tiers)) == 1:
+            chosen = replace(strategy, recompute=tiers[0], tiers=())
         plan = lower(spec, chosen)
-        over = [role.upper - limit for role in memory_ledger(plan, machine, limit).roles]
-        if all(excess <= 0 or found.none + found.selective == 0 for excess, found in zip(over, counts)):
+        ledger = memory_ledger(plan, machine, limit)
+        over = {role.pipeline: role.upper - limit for role in ledger.roles if role.upper > limit}
+        if all(rank not in found or found[rank].none + found[rank].selective == 0 for rank in over):
             break
-        rooms = [room - max(excess, 0) for room, excess in zip(rooms, over)]
-    if word == "mixed" and len(set(tiers)) == 1:
-        chosen = replace(strategy, recompute=tiers[0], tiers=())
-        plan = lower(spec, chosen)
-    return chosen, plan, tuple(counts)
+        rooms = {rank: room - over.get(rank, 0) for rank, room in rooms.items()}
+    return Tiered(chosen, plan, ledger, counts)
+
+
+Table = tuple[
+    list[float], list[float]
+]  # of a rank, by tier: bytes with all layers in it, seconds of one layer's rebuild
+
+
+def _tables(uniform: Sequence[Plan], machine: Machine, limit: int, ranks: set[int]) -> dict[int, Table]:
+    """What each tier holds and costs on the ranks that need one."""
+    found: dict[int, Table] = {rank: ([], []) for rank in ranks}
+    for plan in uniform:
+        plan = replace(plan, roles=tuple(role for role in plan.roles if role.pipeline in ranks))
+        held = memory_ledger(plan, machine, limit).roles
+        for role, seconds in zip(held, _rebuild_seconds(plan, machine), strict=True):
+            found[role.pipeline][0].append(float(role.upper))
+            found[role.pipeline][1].append(seconds)
+    return found
+
+
+def _of_rank(plan: Plan, rank: int, table: Table, room: float) -> Counts:
+    role = next(role for role in plan.roles if role.pipeline == rank)
+    return fewest(sum(map(len, role.layers)), *table, room)
+
+
+def _listed(plan: Plan, counts: Sequence[Counts], layers: int) -> tuple[str, ...]:
+    """The tier of every layer: those that recompute come first on each rank."""
+    tiers = ["none"] * layers
+    for role, found in zip(plan.roles, counts, strict=True):
+        held = sorted(layer for chunk in role.layers for layer in chunk)
+        words = ("full",) * found.full + ("selective",) * found.selective + ("none",) * found.none
+        for layer, tier in zip(held, words, strict=True):
+            tiers[layer] = tier
+    return tuple(tiers)
 
 
 def _rebuild_seconds(plan: Plan, machine: Machine) -> list[float]:
     """Per role, what one layer recomputes of a micro-batch, with the collectives of its rebuild."""
     prices, sizes = Prices(plan, machine), Sizes(plan)
     return [_of_role(role, prices, sizes) / max(sum(map(len, role.layers)), 1) for role in plan.roles]
+
+
+def recomputing(plan: Plan, machine: Machine) -> float:
+    """Seconds that the busiest rank recomputes in a step."""
+    prices, sizes = Prices(plan, machine), Sizes(plan)
+    most = max(_of_role(role, prices, sizes) for role in plan.roles)
+    return most * int(plan.setting("train.micro_batches"))
 
 
 def _of_role(role: Role, prices: Prices, sizes: Sizes) -> float:

@@ -61,8 +61,9 @@ def test_a_rank_recomputes_only_as_much_as_the_limit_asks_for(recompute: str) ->
     seconds = []
     for share in (1.0, 0.8, 0.5, 0.2, 0.0):
         limit = int(tops["full"] + share * (tops["none"] - tops["full"])) + 1
-        chosen, plan, counts = with_tiers(spec, layout, machine, limit)
-        assert memory_ledger(plan, machine, limit).upper <= limit
+        tiered = with_tiers(spec, layout, machine, limit)
+        chosen, plan, counts = tiered.strategy, tiered.plan, tiered.counts
+        assert memory_ledger(plan, machine, limit).upper == tiered.ledger.upper <= limit
         assert [f for proof in verify(plan).values() for f in proof.findings] == []
         seconds.append(counts[0].seconds)
         assert "none" in sentence(counts) or counts[0].none == 0
