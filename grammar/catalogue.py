@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from titan.grammar import (
     catalogue_data,
+    catalogue_layout,
     catalogue_plan,
     catalogue_run,
     catalogue_search,
@@ -15,10 +16,10 @@ from titan.grammar.diagnostics import Code
 
 __all__ = ["CATALOGUE", "FAMILIES", "Code"]
 
-# family digit -> rows; a family's file may only hold codes that begin with its digit
+# family digit -> rows; a family's files may only hold codes that begin with its digit
 FAMILIES: dict[str, tuple[Code, ...]] = {
     "T1": catalogue_syntax.ROWS,
-    "T2": catalogue_spec.ROWS,
+    "T2": tuple(sorted((*catalogue_spec.ROWS, *catalogue_layout.ROWS), key=lambda row: row.code)),
     "T3": catalogue_search.ROWS,
     "T4": catalogue_plan.ROWS,
     "T5": catalogue_data.ROWS,

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from titan.compiler.cost.memory import memory_ledger
+from titan.compiler.lower import lower
+from titan.compiler.search.search import estimator_of
+from titan.compiler.search.space import enumerate_space, shardings
 from titan.compiler.spec.resolve import load_spec
 from titan.compiler.spec.schema import Spec
 
@@ -69,3 +75,12 @@ def write(
         )
     )
     return load_spec(path)
+
+
+def least_memory(spec: Spec, **fixed: Any) -> int:
+    """Bytes per device of the smallest plan that recomputes all and keeps everything on the device, over all meshes
+    and shardings of the space; `fixed` are fields of every strategy."""
+    machine = estimator_of(spec).machine
+    full = {replace(s, recompute="full", offload="none", **fixed) for s in enumerate_space(spec).candidates}
+    tried = {replace(s, **option) for s in full for option in shardings(spec, s)}
+    return min(memory_ledger(lower(spec, s), machine).peak for s in tried)

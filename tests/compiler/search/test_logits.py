@@ -12,7 +12,7 @@ from titan.compiler.lower import lower
 from titan.compiler.search.search import estimator_of, memory_limit, search
 from titan.compiler.search.space import enumerate_space, shardings
 
-from tests.compiler.search.specs import write
+from tests.compiler.search.specs import least_memory, write
 
 LARGE = "model { vocab = 128000, hidden = 1024, max_positions = 4096, attention = gqa { heads = 16, kv_heads = 4 }"
 MODEL = LARGE + ", layers = 4 * dense { ffn = 2816 }, rope = { theta = 10000 } }"
@@ -35,7 +35,12 @@ def test_large_logits_are_kept_where_they_fit_and_the_best_sharding_is_found(tmp
 
 
 def test_logits_that_do_not_fit_are_formed_in_pieces(tmp_path: Path) -> None:
-    spec = write(tmp_path, "pipeline = 1; tensor = 1; micro_batch = 16", model=MODEL, batch=32, devices=2, memory=20)
+    """In a little less than the smallest plan takes that keeps them."""
+    wishes = "pipeline = 1; tensor = 1; micro_batch = 16"
+    plenty = write(tmp_path, wishes, model=MODEL, batch=32, devices=2)
+    least = least_memory(plenty, loss_rows=0, stages=(4,))
+    percent = (100 * least - 1) // plenty.cluster.device.memory
+    spec = write(tmp_path, wishes, model=MODEL, batch=32, devices=2, memory=percent)
     found = search(spec)
     assert found.strategy.loss_rows > 0 and found.ledger.verdict == "fits"
     kept = memory_ledger(lower(spec, replace(found.strategy, loss_rows=0)), limit=memory_limit(spec))

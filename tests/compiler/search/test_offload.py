@@ -21,6 +21,8 @@ from titan.compiler.verify.proofs import verify
 from titan.grammar.diagnostics import TitanError
 from titan.grammar.parser import parse
 
+from tests.compiler.search.specs import least_memory
+
 LAYERS = 6
 
 
@@ -40,12 +42,20 @@ parallel {{ data = 2
     return resolve(parse(text, "away.titan"), Path())
 
 
+@pytest.fixture(scope="module")
+def too_little() -> str:
+    """Memory of a device in which no plan fits that keeps everything there, however it is sharded."""
+    spec = spec_of("80 GiB")
+    least = least_memory(spec, micro_batch=1, micro_batches=8, stages=(LAYERS,))
+    return f"{int(least / spec.objective.memory_fraction / 2**20) - 1} MiB"
+
+
 def test_nothing_moves_where_everything_fits() -> None:
     assert search(spec_of("60 GiB")).strategy.offload == "none"
 
 
-def test_state_moves_where_nothing_else_makes_it_fit() -> None:
-    spec = spec_of("20 GiB")
+def test_state_moves_where_nothing_else_makes_it_fit(too_little: str) -> None:
+    spec = spec_of(too_little)
     found = search(spec)
     assert found.strategy.offload in ("optimizer", "both") and found.ledger.verdict == "fits"
     assert all(proof.ok for proof in verify(found.plan).values())
@@ -54,9 +64,9 @@ def test_state_moves_where_nothing_else_makes_it_fit() -> None:
     assert refused.value.diagnostics[0].code == "T301"
 
 
-def test_host_memory_has_a_limit_too() -> None:
+def test_host_memory_has_a_limit_too(too_little: str) -> None:
     with pytest.raises(TitanError) as refused:
-        search(spec_of("20 GiB", host="4 GiB"))
+        search(spec_of(too_little, host="4 GiB"))
     assert refused.value.diagnostics[0].code == "T301"
 
 
