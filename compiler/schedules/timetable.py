@@ -103,9 +103,9 @@ def timetable(order: Order, durations: Durations) -> Timetable:
     return Timetable(tuple(map(tuple, starts)), tuple(map(tuple, ends)), work)
 
 
-def period(order: Order, durations: Durations) -> float:
-    """What a further step adds when ranks go on with the next one as soon as they have done their part of this."""
-    once = timetable(order, durations)
+def period(order: Order, durations: Durations, once: Timetable) -> float:
+    """What a further step adds when ranks go on with the next one as soon as they have done their part of this, whose
+    timetable is `once`."""
     if min(starts[0] + once.makespan - ends[-1] for starts, ends in zip(once.starts, once.ends, strict=True)) == 0:
         return once.makespan  # some rank begins first and ends last
     later = 1 + max(e.micro_batch for e in order.elements(0))

@@ -67,11 +67,11 @@ def timed(
         return []
     strategy = finished(found, estimator, limit)
     durations, wish = estimator.durations(strategy), spec.parallel.late_check
-    waiting = timetable(strategy.order, durations).makespan
-    bodies = {False: waiting} if wish.allows(False) else {}
-    able = wish.allows(True) and not strategy.state_on_host  # legality: what is kept is on the device
-    if able and (not bodies or period(strategy.order, durations) < (1 - STALL) * waiting):
-        bodies[True] = period(strategy.order, durations)
+    once = timetable(strategy.order, durations)
+    bodies = {False: once.makespan} if wish.allows(False) else {}
+    if wish.allows(True) and not strategy.state_on_host:  # legality: what is kept is on the device
+        on = period(strategy.order, durations, once)
+        bodies |= {True: on} if not bodies or on < (1 - STALL) * once.makespan else {}
     tried = []
     for late, body in bodies.items():
         whole = replace(strategy, late_check=late)
