@@ -7,11 +7,10 @@ identical layers are priced once per (tensor, context, sequence_parallel, contex
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from math import ceil, inf, prod
-from typing import NamedTuple
 
 from titan.compiler.cost.compute import moved_seconds
+from titan.compiler.cost.held import Held, frame_bytes, held_by_rank
 from titan.compiler.cost.layer import Cut, LayerCost, LayerPrices, strided
 from titan.compiler.cost.machine import Machine
 from titan.compiler.cost.memory import upper_bound
@@ -19,7 +18,7 @@ from titan.compiler.cost.network import transfer_seconds
 from titan.compiler.cost.offload import NEARBY, activation_seconds, kept_layers, state_seconds
 from titan.compiler.cost.shape import Shape
 from titan.compiler.plan.segment import TIERS
-from titan.compiler.schedules.order import Schedule, Times
+from titan.compiler.schedules.order import Times
 from titan.compiler.schedules.registry import schedule_row
 from titan.compiler.schedules.timetable import Durations
 from titan.compiler.spec.padding import padded
@@ -37,37 +36,6 @@ class Estimate:
     memory: int
     memory_upper: int
     stage: int
-
-
-class Held(NamedTuple):
-    """What a pipeline rank holds: the stages of its chunks, and how many of these are a model's first or last."""
-
-    stages: tuple[int, ...]
-    firsts: int
-    lasts: int
-
-
-@lru_cache(maxsize=4096)
-def held_by_rank(schedule: str, ranks: int, chunks: int) -> tuple[Held, ...]:
-    """What every rank holds under a schedule."""
-    row = schedule_row(schedule)
-    placement = row.place(ranks, chunks)
-    number = len(placement) // row.copies
-    found = []
-    for rank in range(ranks):
-        stages = tuple(c % number for c, r in enumerate(placement) if r == rank)
-        found.append(Held(stages, stages.count(0), stages.count(number - 1)))
-    return tuple(found)
-
-
-def _between(row: Schedule, rank: int, ranks: int, stored: float, whole: float) -> float:
-    """Bytes that a frame of a layer holds on average. Between the two halves of a split backward it keeps the operands
-    of weight gradients, about what is stored without recompute: on the last ranks for most of its life, on ranks of a
-    V for half of it."""
-    if not row.splits or ranks == 1:
-        return stored
-    share = rank / (ranks - 1) if row.chunks == 1 else 0.5
-    return (1 - share) * stored + share * max(stored, whole)
 
 
 class Estimator(LayerPrices):
@@ -244,7 +212,7 @@ class Estimator(LayerPrices):
             held = self._buffers(s, self._weights(s, layers, self._ends(chunks))) + self._expert_buffers(s, layers)
             held += self._whole(s, layers, self._ends(chunks)) if s.zero > 1 else 0.0
             live = row.frames(s.pipeline, micro_batches, rank, s.chunks) / row.copies
-            stored = _between(row, rank, s.pipeline, layer.stored(s.recompute), layer.stored("none"))
+            stored = frame_bytes(row, rank, s.pipeline, layer.stored(s.recompute), layer.stored("none"))
             kept = float(kept_layers(s, live * layers) * stored)
             kept += 1.5 * layer.kept if s.recompute == "full" else 0.0
             kept += head.kept if chunks.lasts else 0.0
