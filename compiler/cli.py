@@ -17,6 +17,8 @@ from typing import NoReturn
 import click
 from titan.grammar.diagnostics import Diagnostic, TitanError
 
+INTERRUPTED = 130  # exit code
+
 # command -> (module:function, one line); nothing is imported before it is chosen
 COMMANDS: dict[str, tuple[str, str]] = {
     "check": ("titan.compiler.commands.check:check", "Read a spec and report everything that is wrong with it."),
@@ -100,7 +102,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         sys.stdout.flush()
     except BrokenPipeError:
         _close_stdout()
-    if "torch" in sys.modules:  # taking it down in order takes long, and nothing is left to do
+    # Taking torch down in order takes long, and nothing is left to do. After an interrupt inside of `exec`, `python -m`
+    # would end itself by the signal in place of the code.
+    if "torch" in sys.modules or code == INTERRUPTED:
         sys.stderr.flush()
         os._exit(code)
     sys.exit(code)
@@ -119,7 +123,7 @@ def run(arguments: list[str]) -> int:
         return 2
     except (KeyboardInterrupt, click.Abort):
         print("interrupted", file=sys.stderr)
-        return 130
+        return INTERRUPTED
     except (BrokenPipeError, SystemExit):  # click turns the one into the other
         _close_stdout()
         return 0

@@ -194,6 +194,20 @@ def test_an_interrupt_is_130(capsys: pytest.CaptureFixture[str], monkeypatch: py
     assert titan(capsys, "check", QUICKSTART)[0] == 130
 
 
+def test_an_interrupt_inside_of_exec_is_130_as_well(tmp_path: Path) -> None:
+    """Imports run such code; `python -m` remembers the interrupt and would end the process by the signal."""
+    (tmp_path / "interrupted.py").write_text("""import signal
+from titan.compiler import cli
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+cli.titan.main = lambda *_, **__: exec("signal.raise_signal(signal.SIGINT)")
+cli.main(["check"])
+""")
+    command = [sys.executable, "-m", "interrupted"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
+
+
 def test_a_closed_pipe_is_quiet(plan_file: Path) -> None:
     command = f"{sys.executable} -m titan.compiler.cli inspect {plan_file} --rank 1 | head -1; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
