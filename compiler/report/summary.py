@@ -125,7 +125,7 @@ def one_line(s: Strategy) -> str:
         parts.append(f"context {s.context_form}" + (" in contiguous order" if natural else ""))
     if s.tensor > 1 and s.sequence_parallel:
         parts.append("sequence parallel")
-    if s.data * s.context > 1:
+    if s.data * s.context > 1 or s.zero:
         parts.append(f"zero {s.zero}")
     if s.recompute != "none":
         parts.append(f"recompute {s.recompute}")

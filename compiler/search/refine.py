@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from titan.compiler.spec.schema import Spec
 
 
+WORTH = 0.003  # share of a step that a change must save: less is below what the prices know
+
+
 def refine(
     spec: Spec,
     start: Strategy,
@@ -44,7 +47,7 @@ def refine(
             tries -= 1
             known.add(changed)
             found = measure(changed)
-            if found is not None and found < seconds:
+            if found is not None and found < (1 - WORTH) * seconds:
                 best, seconds, moved = changed, found, True
                 break
     return best
