@@ -2,7 +2,7 @@
 
 Loopback, one process and plain autograd in float64 must agree on loss, every gradient, norm and updated parameters to
 1e-9 over two steps. By default: every mesh of up to 16 ranks x sequence parallelism, ZeRO-1, full recompute, uneven
-stages, tied head and odd vocabulary, all other switches and kinds of models taking turns (an hour and a half of one core);
+stages, tied head and odd vocabulary, all other switches and kinds of models taking turns (90 minutes of one core);
 `--all` crosses those too (days); `--quick` is the pairwise sample of the tests. `--part` does the I-th of N shares.
 
 `memory_worst_pct` is the largest gap between predicted and measured bytes of a rank, of its peak and of what its
