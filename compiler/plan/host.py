@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-from titan.compiler.plan.program import Block, Plan, Role
+from titan.compiler.plan.program import Block, Role
 from titan.compiler.plan.sizes import Sizes
-
-
-def uses_host(plan: Plan) -> bool:
-    """Whether a plan keeps anything in host memory."""
-    return any(buffer.place == "host" for role in plan.roles for buffer in role.buffers) or any(
-        i.row.kind == "host" for role in plan.roles for block in role.blocks for i in block.instructions
-    )
 
 
 def host_memory(role: Role, sizes: Sizes) -> dict[str, int]:
