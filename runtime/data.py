@@ -59,12 +59,11 @@ class TokenSource(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Padded:
-    """A source whose sequences of `sequence` tokens are filled up at their end: no label of these places counts."""
+@dataclass(frozen=True)
+class Around:
+    """What a source around another has of that one."""
 
     inner: TokenSource
-    sequence: int
 
     @property
     def name(self) -> str:
@@ -82,6 +81,16 @@ class Padded:
     def samples(self) -> int:
         return self.inner.samples
 
+    def unigram_entropy(self) -> float:
+        return self.inner.unigram_entropy()
+
+
+@dataclass(frozen=True)
+class Padded(Around):
+    """A source whose sequences of `sequence` tokens are filled up at their end: no label of these places counts."""
+
+    sequence: int
+
     def load(self, indices: Sequence[int], start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
         real = max(min(stop, self.sequence) - start, 0)
         shape, lacking = (len(indices), 0), stop - start - real
@@ -89,9 +98,6 @@ class Padded:
         tokens, labels = self.inner.load(indices, start, start + real) if real else (empty, empty)
         pad = torch.nn.functional.pad
         return pad(tokens, (0, lacking)), pad(labels, (0, lacking), value=IGNORED)
-
-    def unigram_entropy(self) -> float:
-        return self.inner.unigram_entropy()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import torch
 from titan.compiler.plan import mask
 from titan.compiler.plan.mask import Run, Square
 from titan.runtime.attention_squares import Seen
-from titan.runtime.data import IGNORED, TokenSource
+from titan.runtime.data import IGNORED, Around
 from titan.runtime.place import Attributes
 from titan.runtime.positions import positions
 from torch import Tensor
@@ -22,34 +22,14 @@ Places = tuple[tuple[Run, ...], tuple[Run, ...]]  # runs of the queries and of t
 
 
 @dataclass(frozen=True)
-class Documents:
+class Documents(Around):
     """A source whose documents end with `separator`: what follows a separator is no label of it."""
 
-    inner: TokenSource
     separator: int
-
-    @property
-    def name(self) -> str:
-        return self.inner.name
-
-    @property
-    def vocabulary(self) -> int:
-        return self.inner.vocabulary
-
-    @property
-    def tokens(self) -> int:
-        return self.inner.tokens
-
-    @property
-    def samples(self) -> int:
-        return self.inner.samples
 
     def load(self, indices: Sequence[int], start: int, stop: int) -> tuple[Tensor, Tensor]:
         tokens, labels = self.inner.load(indices, start, stop)
         return tokens, labels.masked_fill(tokens == self.separator, IGNORED)
-
-    def unigram_entropy(self) -> float:
-        return self.inner.unigram_entropy()
 
     def starts(self, indices: Sequence[int], found: tuple[Run, ...]) -> Tensor:
         """First position of the document of every position of the runs, int64 [samples, positions]."""
