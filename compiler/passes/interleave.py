@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from titan.compiler.passes.overlap import OWN
 from titan.compiler.plan.instruction import Instruction
 from titan.compiler.plan.program import Block
 
@@ -22,7 +23,8 @@ def interleave(forward: Block, backward: Block) -> Block:
         merged += lists[turn][position[turn] : stop]
         position[turn] = stop
         turn = 1 - turn
-    return Block(f"{forward.name}+{backward.name}", ("i", "j"), tuple(merged))
+    following = (*forward.parameters[1:], *backward.parameters[1:])  # for which something is issued here
+    return Block(f"{forward.name}+{backward.name}", (*OWN, *following), tuple(merged))
 
 
 def _run_until_wait(instructions: list[Instruction], start: int) -> int:

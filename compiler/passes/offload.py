@@ -2,9 +2,8 @@
 
 Between forwards and backwards the links to the host are idle, and other layers compute. So right after its last use in
 the forward a register goes to the host, and ends on the device when the layer after it has been computed; it comes
-back `AHEAD` layers before the backward that reads it. What the last layer of a chunk sends ends in a block of its own
-(`stow`) after the next element of the order, and what the first layers of a backward need is fetched by one before the
-element ahead of it (`fetch`), so that those transfers hide too.
+back `prefetch` layers before the backward that reads it, across blocks too (`overlap`). What the last layer of a chunk
+sends ends in a block of its own (`stow`) after the next element of the order, so that this transfer hides too.
 """
 
 from __future__ import annotations
@@ -13,24 +12,25 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from titan.compiler.passes.blocks import Chunk
+from titan.compiler.passes.overlap import Early
 from titan.compiler.passes.zero import Draft, stretches
 from titan.compiler.plan.instruction import BACK, FROM_HOST, HOST, TO_HOST, Instruction, base_name
 from titan.compiler.plan.program import Block, BlockCall
 from titan.compiler.strategy import Strategy
 
-AHEAD = 1  # layers
+BEHIND = 1  # layers that are computed while what a layer has sent is on its way
 
 
 @dataclass(frozen=True)
 class Away:
-    """The drafts of a role with what is offloaded, and the blocks that begin and end transfers between them."""
+    """The drafts of a role with what is offloaded, and the blocks that end transfers between them."""
 
     drafts: tuple[Draft, ...]
     blocks: tuple[Block, ...] = ()
 
     def order(self, calls: Sequence[BlockCall]) -> tuple[BlockCall, ...]:
-        """The calls with those of the blocks between: one element of the order lies between such a block and what it
-        serves, where there is one."""
+        """The calls with those of the blocks between: one element of the order lies between a forward and the end of
+        its transfers, where there is one."""
         if not self.blocks:
             return tuple(calls)
         names = {draft.name for draft in self.drafts}
@@ -59,13 +59,12 @@ class Away:
         computing: list[int],
         extra: dict[int, list[BlockCall]],
     ) -> None:
-        """Transfers end after the element that follows the forward; others begin before the last one in between."""
-        table = {block.name for block in self.blocks}
-        fetch = max(backward - 1, forward + 1)
-        stow = min(forward + 2, fetch)
-        for name, number in ((f"stow.{half.partition('.')[2]}", stow), (f"fetch.{half}", fetch)):
-            if name in table:
-                extra.setdefault(computing[number], []).append(BlockCall(name, (micro_batch,)))
+        """Transfers end after the element that follows the forward, and before the last one before the backward, under
+        which the first of them come back."""
+        name = f"stow.{half.partition('.')[2]}"
+        if name in {block.name for block in self.blocks}:
+            number = min(forward + 2, max(backward - 1, forward + 1))
+            extra.setdefault(computing[number], []).append(BlockCall(name, (micro_batch,)))
 
 
 def offload(drafts: Iterable[Draft], chunks: Iterable[Chunk], strategy: Strategy) -> Away:
@@ -83,9 +82,7 @@ def offload(drafts: Iterable[Draft], chunks: Iterable[Chunk], strategy: Strategy
         blocks += [Block(f"stow.{word}", ("i",), tuple(forward.late))] if forward.late else []
         for name in (f"B.{word}", f"I.{word}"):
             if name in table:
-                backward = _Backward(table[name], names)
-                table[name] = backward.run()
-                blocks += [Block(f"fetch.{name}", ("i",), tuple(backward.early))] if backward.early else []
+                table[name] = _Backward(table[name], names, ahead=strategy.prefetch).run()
     return Away(tuple(table.values()), tuple(blocks))
 
 
@@ -135,8 +132,8 @@ class _Forward(_Rewrite):
             wait = Instruction("wait", (f"{HOST}{name}",), (f"{HOST}{name}?",))
             self.after.setdefault(last[name], []).append(issue)
             here = next((n for n, layer in enumerate(layers) if layer[-1] >= last[name]), len(layers) - 1)
-            if here + AHEAD < len(layers):
-                self.after.setdefault(layers[here + AHEAD][-1], []).append(wait)
+            if here + BEHIND < len(layers):
+                self.after.setdefault(layers[here + BEHIND][-1], []).append(wait)
             else:
                 self.late.append(wait)
                 ended.append(name)
@@ -152,9 +149,10 @@ class _Forward(_Rewrite):
 
 @dataclass
 class _Backward(_Rewrite):
-    """`early` fetches what is needed before anything could hide its way."""
+    """`ahead`: layers by which a fetch comes before its use; `early` are those that belong before the block."""
 
-    early: list[Instruction] = field(default_factory=list)
+    ahead: int = 1
+    early: list[Early] = field(default_factory=list)
 
     def run(self) -> Draft:
         instructions = self.draft.instructions
@@ -167,13 +165,14 @@ class _Backward(_Rewrite):
             issue = Instruction("prefetch", (f"{BACK}{name}?",), (f"{HOST}{name}",), stream=FROM_HOST)
             waits = self.awaited.setdefault(first[name], [])
             waits.append(Instruction("wait", (f"{BACK}{name}",), (f"{BACK}{name}?",)))
-            ahead = next((n for n, layer in enumerate(layers) if layer[-1] >= first[name]), len(layers)) - AHEAD
+            ahead = next((n for n, layer in enumerate(layers) if layer[-1] >= first[name]), len(layers)) - self.ahead
             if ahead < 0:
-                self.early.append(issue)
+                self.early.append(Early(-ahead, issue))
                 waits.append(Instruction("free", reads=(f"{HOST}{name}",)))
             else:
-                self.issued.setdefault(layers[ahead][0], []).append(issue)
+                self.issued.setdefault(min(layers[ahead][0], first[name]), []).append(issue)
         renamed = {name: f"{BACK}{name}" for name in self.names}
         read = [replace(i, reads=tuple(renamed.get(n, n) for n in i.reads)) for i in instructions]
-        ended = {name for issue in self.early for name in issue.reads}  # here, which liveness must not do again
-        return replace(self.draft, instructions=self.merged(read), outlive=self.draft.outlive | ended)
+        ended = {name for item in self.early for name in item.issue.reads}  # here, which liveness must not do again
+        outlive = self.draft.outlive | ended
+        return replace(self.draft, instructions=self.merged(read), outlive=outlive, early=tuple(self.early))

@@ -1,14 +1,16 @@
 """ZeRO: shards in buffers, whole buckets in registers; gathers ahead of their use, sums under the backward.
 
 Three rewrites of a block before liveness ends its registers:
-- sharded parameters are gathered into a register `prefetch` layers before the layer that reads them, and end with it
-  (each forward and each backward gathers anew), or live from the step's first use to its last (gathered once);
+- sharded parameters are gathered into a register `prefetch` layers before the layer that reads them, across blocks too
+  (`overlap`), and end with it (each forward and each backward gathers anew), or live from the step's first use to its
+  last (gathered once);
 - sharded gradients begin as a whole bucket of zeros for one micro-batch, whose sum is scattered and added to the shard
   right after the bucket's last contribution, under the backward of the layer before;
 - gradients that are kept whole are summed once a step: issued in the block of the bucket's last contribution (`.last`),
   so that the sums run under what is left of the backward. With a split backward that is a W.
 
-Only what an order does first or last differs from the other micro-batches; so those calls get a variant of the block.
+What an order does first or last differs from the other micro-batches, and so does what stands before another element;
+such calls get a variant of the block.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from titan.compiler.passes.liveness import liveness
+from titan.compiler.passes.overlap import NEXT, OWN, Early, overlap
 from titan.compiler.plan.instruction import Instruction
 from titan.compiler.plan.program import Block, BlockCall, Bucket
 from titan.compiler.plan.segment import parse_unit
@@ -28,12 +31,13 @@ BETWEEN = "data.replicate"  # the factor of data over which shards are copies of
 
 @dataclass(frozen=True)
 class Draft:
-    """A block before its registers end: `outlive` are those that later blocks read."""
+    """A block before its registers end: `outlive` are those that later blocks read; `early` is issued before it."""
 
     name: str
     instructions: tuple[Instruction, ...]
     outlive: frozenset[str]
     by_tier: tuple[tuple[str, frozenset[str]], ...] = ()  # what outlives it beside, by recompute tier
+    early: tuple[Early, ...] = ()
 
     @property
     def phase(self) -> str:
@@ -56,14 +60,26 @@ class Draft:
 
 @dataclass(frozen=True)
 class Marks:
-    """What is special about one call: buckets read for the first or last time, gradients added to for the last time."""
+    """What is special about one call: buckets read for the first or last time, gradients added to for the last time,
+    and what it issues for the element that follows, whose name is `following`."""
 
     opens: frozenset[str] = frozenset()
     closes: frozenset[str] = frozenset()
     complete: frozenset[str] = frozenset()
+    early: tuple[Early, ...] = ()
+    following: str = ""
 
-    def __bool__(self) -> bool:
-        return bool(self.opens or self.closes or self.complete)
+    @cached_property
+    def word(self) -> str:
+        """What it adds to the name of the block."""
+        words = (".first" if self.opens else "", ".last" if self.closes or self.complete else "")
+        return "".join(words) + (f".to_{self.following.replace('.c', '')}" if self.early else "")
+
+    @cached_property
+    def symbols(self) -> tuple[str, ...]:
+        """Parameters that stand for micro-batches of the element that follows."""
+        names = {name.rstrip("?").partition(":")[2] for item in self.early for name in item.issue.writes}
+        return tuple(symbol for symbol in NEXT if symbol in names)
 
 
 @dataclass(frozen=True)
@@ -95,32 +111,44 @@ class Sharding:
         self.buckets = {bucket.name: bucket for bucket in buckets}
         self.choices = choices
         self.blocks: dict[tuple[str, Marks], Block] = {}
+        self.first: dict[tuple[str, frozenset[str]], tuple[Early, ...]] = {}
+        self.between: dict[str, Block] = {}  # blocks that issue what no element can issue for the next
 
     def order(self, calls: tuple[BlockCall, ...]) -> tuple[BlockCall, ...]:
-        """The calls with the names of variants where a call is the first or last of something."""
+        """The calls with the names of variants where a call is the first or last of something, or issues something for
+        the next."""
         marks, plain, found = self._marks(calls), Marks(), []
-        special = {position for position, _ in marks}
-        usual: dict[str, str] = {}  # names of calls that are neither first nor last of anything
+
+        def early(position: int, number: int, half: str) -> tuple[Early, ...]:
+            return self._early(self.drafts[half], marks.get((position, number), plain).opens)
+
+        places = overlap(calls, self.drafts, early)
+        self.between |= places.blocks
+        special = {position for position, _ in marks} | places.under.keys()
+        usual: dict[str, str] = {}  # names of calls that are nothing special
         for position, call in enumerate(calls):
+            under = places.under.get(position)
             if position in special or call.block not in usual:
-                halves = call.block.split("+")
                 name = call.block
+                halves = name.split("+")
                 if halves[0] in self.drafts:
-                    places = ((half, marks.get((position, n), plain)) for n, half in enumerate(halves))
-                    name = "+".join(self._block(half, mark).name for half, mark in places)
+                    of = [marks.get((position, n), plain) for n in range(len(halves))]
+                    if under is not None:
+                        of[-1] = replace(of[-1], early=under.early, following=under.name)
+                    name = "+".join(self._block(half, mark).name for half, mark in zip(halves, of, strict=True))
                 if position not in special:
                     usual[call.block] = name
             else:
                 name = usual[call.block]
-            found.append(call if name == call.block else BlockCall(name, call.arguments))
-        return tuple(found)
+            arguments = (*call.arguments, *(under.arguments if under else ()))
+            found.append(call if name == call.block else BlockCall(name, arguments))
+        return places.called(found)
 
     def finished(self) -> tuple[Block, ...]:
         """Every block that an order calls, in the order of the drafts."""
         names = list(self.drafts)
-        return tuple(
-            block for (name, _), block in sorted(self.blocks.items(), key=lambda item: names.index(item[0][0]))
-        )
+        written = sorted(self.blocks.items(), key=lambda item: names.index(item[0][0]))
+        return (*self.between.values(), *(block for _, block in written))
 
     def _marks(self, calls: tuple[BlockCall, ...]) -> dict[tuple[int, int], Marks]:
         opening: dict[str, tuple[int, int]] = {}  # of each draft: its first call and its last
@@ -143,10 +171,12 @@ class Sharding:
             first, last = {}, {}
         first, last = ({b: p for b, p in table.items() if self._sharded(b, "p")} for table in (first, last))
         added = {b: p for b, p in added.items() if reduces_early(self.buckets[b])}
-        return {
-            place: Marks(*(frozenset(b for b, p in table.items() if p == place) for table in (first, last, added)))
-            for place in {*first.values(), *last.values(), *added.values()}
-        }
+
+        def at(table: dict[str, tuple[int, int]], place: tuple[int, int]) -> frozenset[str]:
+            return frozenset(bucket for bucket, found in table.items() if found == place)
+
+        places = {*first.values(), *last.values(), *added.values()}
+        return {place: Marks(at(first, place), at(last, place), at(added, place)) for place in places}
 
     def _sharded(self, bucket: str, kind: str) -> bool:
         return kind in self.buckets[bucket].sharded
@@ -156,13 +186,19 @@ class Sharding:
             draft = self.drafts[name]
             rewrite = _Rewrite(self, draft, marks)
             instructions = rewrite.run()
-            word = name + (".first" if marks.opens else "") + (".last" if marks.closes or marks.complete else "")
-            taken = sum(block.name.startswith(word) for block in self.blocks.values()) if word != name else 0
-            word += str(taken + 1) if taken else ""
-            self.blocks[name, marks] = Block(
-                word, ("i",), liveness(instructions, draft.outlive | rewrite.outlive, dict(draft.by_tier))
-            )
+            taken, word = {block.name for block in self.blocks.values()}, name + marks.word
+            word = next(w for w in (word, *(f"{word}{n}" for n in range(2, len(taken) + 3))) if w not in taken)
+            ended = liveness(instructions, draft.outlive | rewrite.outlive, dict(draft.by_tier))
+            self.blocks[name, marks] = Block(word, (*OWN[:1], *marks.symbols), ended)
         return self.blocks[name, marks]
+
+    def _early(self, draft: Draft, opens: frozenset[str]) -> tuple[Early, ...]:
+        """What is issued before a draft that reads the buckets of `opens` first."""
+        if (draft.name, opens) not in self.first:
+            rewrite = _Rewrite(self, draft, Marks(opens=opens))
+            rewrite.run()
+            self.first[draft.name, opens] = (*draft.early, *rewrite.early)
+        return self.first[draft.name, opens]
 
     def shared(self, bucket: str) -> bool:
         """Whether several chunks of the role use a bucket (embedding and head of a folded pipeline)."""
@@ -188,11 +224,13 @@ class _Rewrite:
     after: dict[int, list[Instruction]] = field(default_factory=dict)
     renamed: dict[int, dict[str, str]] = field(default_factory=dict)  # by index
     outlive: set[str] = field(default_factory=set)
+    early: list[Early] = field(default_factory=list)  # gathers that belong before the block
 
     def run(self) -> list[Instruction]:
         self.runs = stretches(self.draft.instructions)
         self._gather()
         self._add_up()
+        self._issue_for_next()
         found: list[Instruction] = []
         for index, instruction in enumerate(self.draft.instructions):
             found += self.before.get(index, ())
@@ -230,13 +268,24 @@ class _Rewrite:
             self.renamed.setdefault(index, {})[f"p.{bucket}"] = register
         if not once or (bucket in self.marks.opens and times == 1):
             ahead = run - self.sharding.choices.prefetch
-            place = 0 if ahead <= 0 else self.runs[ahead][0]
             group = self.sharding.buckets[bucket].shards
             issue = Instruction("unshard", (f"{register}?",), (f"p.{bucket}",), (), "", group, GATHER)
-            self.before.setdefault(place, []).append(issue)
+            if ahead < 0:
+                self.early.append(Early(-ahead, issue))
+            else:
+                place = self.runs[ahead][0] if ahead else 0  # before the wait for what another stage sends
+                self.before.setdefault(place, []).append(issue)
             self.before.setdefault(uses[0], []).append(Instruction("wait", (register,), (f"{register}?",)))
         if bucket in self.marks.closes and not self._later(bucket, run):
             self.after.setdefault(uses[-1], []).append(Instruction("free", reads=(register,)))
+
+    def _issue_for_next(self) -> None:
+        """What the element that follows needs first; what is read stays alive for it."""
+        for item in self.marks.early:
+            layer = len(self.runs) - item.layers
+            place = self.runs[layer][0] if layer > 0 else 0
+            self.before.setdefault(place, []).append(item.issue)
+            self.outlive.update(name for name in item.issue.reads if ":" in name)
 
     def _later(self, bucket: str, run: int) -> bool:
         return any(bucket in self._read(n) for later in self.runs[run + 1 :] for n in later)

@@ -1,6 +1,7 @@
 """One record for every instruction.
 
-Operands are names. A register name may end in `:i` or `:j` (the block's micro-batch parameter) and in `?` (pending).
+Operands are names. A register name may end in a micro-batch parameter of the block (`:i`, of the second half of a pair
+`:j`, of the element that follows `:k` or `:l`) and in `?` (pending).
 Names of buffers are declared in the plan's header (`p.l0` parameters, `g.l0` gradients, `o.l0` optimizer state,
 `b.loss`). A register's copy in host memory is `host.x.l5:i`, what comes back of it is `back.x.l5:i`.
 """

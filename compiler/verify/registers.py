@@ -46,10 +46,9 @@ class _Automaton:
     def call(self, position: int, call: BlockCall) -> None:
         seen = self.outlines[call.block]
         arguments = call.arguments
-        if len(arguments) > 1 and len(set(arguments)) != len(arguments):
-            self.findings.append(
-                at("T711", "a pair of one micro-batch with itself", self.role, seen.block, -1, position)
-            )
+        if len(arguments) > 1 and len(set(arguments)) != len(arguments) and not _apart(seen, arguments):
+            message = "a micro-batch meets itself: under two names of it the block touches one register"
+            self.findings.append(at("T711", message, self.role, seen.block, -1, position))
             return
         states, borrowed = self.states, bool(self.lent)
         for number, (symbol, masks) in enumerate(seen.masks.items()):
@@ -161,6 +160,18 @@ class _Automaton:
                 if any(split(w.removesuffix("?"))[0] == base for w in instruction.writes):
                     return at("T713", message, self.role, seen.block, index)
         return Finding("T713", message, self.role.pipeline)
+
+
+def _apart(seen: Outline, arguments: tuple[int, ...]) -> bool:
+    """Whether parameters of a block that stand for one micro-batch touch registers of their own only."""
+    met: dict[int, int] = {}
+    for symbol, argument in zip(seen.block.parameters, arguments, strict=True):
+        masks = seen.masks[symbol]
+        names = masks.touched | masks.reads | masks.changes
+        if met.get(argument, 0) & names:
+            return False
+        met[argument] = met.get(argument, 0) | names
+    return True
 
 
 def _role(role: Role) -> list[Finding]:

@@ -192,7 +192,7 @@ def test_as_many_layers_are_whole_at_once_as_are_gathered_ahead(prefetch: int) -
 def test_a_layer_is_gathered_before_the_compute_of_the_layer_before() -> None:
     """Issued, then another layer's segments, then the wait: in forward and in backward."""
     plan = plan_of(spec_of("bf16"), 4, zero=3, prefetch=1)
-    for name, register, other in (("F.c0", "w.l1:i", ".l0"), ("B.c0", "r.w.l1:i", ".l2")):
+    for name, register, other in (("F.c0.to_B0", "w.l1:i", ".l0"), ("B.c0", "r.w.l1:i", ".l2")):
         block = plan.roles[0].block_table[name].instructions
         issued = next(n for n, i in enumerate(block) if i.writes == (register + "?",))
         waited = next(n for n, i in enumerate(block) if i.writes == (register,))

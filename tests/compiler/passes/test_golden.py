@@ -22,7 +22,7 @@ from tests.equivalence.comparison import mismatches, unproven
 from tests.equivalence.configurations import Configuration, spec_of, strategy_of
 
 torch.set_num_threads(1)
-PLAN_PASSES = {"transpose", "liveness", "transfers", "update", "buckets", "zero", "offload"}
+PLAN_PASSES = {"transpose", "liveness", "transfers", "update", "buckets", "zero", "overlap", "offload"}
 LONGEST = 40  # lines of a golden file: what a reviewer reads
 
 MEGATRON = Configuration(data=2, tensor=2, sequence_parallel=True)
@@ -115,8 +115,12 @@ PLANS = {
     "recompute/selective": Shown(SELECTIVE, lambda plan: _blocks(plan.roles[1], ("F.", "B."))),
     "recompute/adaptive": Shown(ADAPTIVE, lambda plan: _blocks(plan.roles[1], ("F.", "B."))),
     "zero/gradients": Shown(GRADIENTS, lambda plan: _blocks(plan.roles[1], ("F.", "B.", "reduce", "step.", "gather"))),
-    "zero/parameters": Shown(SHARDS, lambda plan: _blocks(plan.roles[1], ("F.", "B.", "reduce", "step.", "gather"))),
-    "offload/activations": Shown(AWAY, lambda plan: _blocks(plan.roles[1], ("F.", "B.", "stow.c", "fetch.B"))),
+    "zero/parameters": Shown(
+        SHARDS, lambda plan: _blocks(plan.roles[1], ("F.c1.to_B", "B.c1.to_F", "reduce", "step."))
+    ),
+    "overlap/forward": Shown(SHARDS, lambda plan: _blocks(plan.roles[1], ("gather.", "F.", "E."), ("wait", "free"))),
+    "overlap/order": Shown(SHARDS, lambda plan: _calls(plan.roles[1], "train")),
+    "offload/activations": Shown(AWAY, lambda plan: _blocks(plan.roles[1], ("F.c1.to_B", "B.c1.to_B", "stow.c"))),
     "offload/optimizer": Shown(AWAY, lambda plan: _blocks(plan.roles[0], ("fetch", "step.", "stow"))),
     "offload/order": Shown(AWAY, lambda plan: _calls(plan.roles[1], "train")),
     "update/tied_zero": Shown(TIED, _updates),
