@@ -155,6 +155,8 @@ def _best_other(
     ):  # not enumerated where one value is never better: change this one alone
         values = [v for v in PREFERRED[key] if v != mine and wish.allows(v)]
         change: dict[str, Any] = {key: values[0]} if values else {}
+        if key == "schedule":  # which may have other chunks
+            change |= {"stages": spec.parallel.stages.value or (), "wished_chunks": 0}
         return (values[0], estimator.estimate(replace(chosen.strategy, **change))) if values else None
     found = next((c for c in everything if getattr(c.strategy, key) != mine), None)
     if found is None:

@@ -1,16 +1,16 @@
-"""The last step of the search: small changes of the best plan, compiled and simulated.
+"""The last step of the search: other plans near the best one, compiled and simulated.
 
 Closed forms rank layouts to a few percent, and some choices (sequence parallelism, how state is sharded) stand for
 others that they hardly tell apart. Where plans are small the winner is compared with everything that differs from it in
-one choice, until nothing is faster.
+one choice, until nothing is faster; where there are few of them, before that with all that closed forms put near it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from titan.compiler.search.loss import loss_rows
 from titan.compiler.search.space import allowed, schedules, shardings
@@ -19,48 +19,76 @@ from titan.compiler.spec.legality import is_legal
 from titan.compiler.strategy import Strategy
 
 if TYPE_CHECKING:
+    from titan.compiler.search.space import Space
     from titan.compiler.spec.schema import Spec
 
+FEW = 2_000  # legal strategies of which every one gets a closed form of its own
+NEAR = 1.05  # times the best simulated step: a plan with a longer estimate is not simulated for it
 
-WORTH = 0.003  # share of a step that a change must save: less is below what the prices know
+
+@dataclass(slots=True)
+class Rivals:
+    """The fastest strategy so far, and those that it was compared with. `guess` gives seconds by closed forms,
+    `measure` those of the compiled plan, None where it does not fit; so many `tries` are left."""
+
+    best: Strategy
+    seconds: float
+    guess: Callable[[Strategy], float]
+    measure: Callable[[Strategy], float | None]
+    tries: int
+    known: set[Strategy] = field(default_factory=set)
+
+    def faster(self, s: Strategy) -> bool:
+        """Whether a strategy that has not been tried is faster than the best, whose place it then takes."""
+        if s in self.known or self.tries == 0:
+            return False
+        self.tries -= 1
+        self.known.add(s)
+        found = self.measure(s)
+        if found is None or found >= self.seconds:
+            return False
+        self.best, self.seconds = s, found
+        return True
 
 
-def refine(
-    spec: Spec,
-    start: Strategy,
-    seconds: float,
-    guess: Callable[[Strategy], float],
-    measure: Callable[[Strategy], float | None],
-    tries: int,
-) -> Strategy:
-    """The fastest of all that single changes lead to from `start`, which takes `seconds`; at most `tries` are measured.
-    `guess` orders them by closed forms; `measure` gives the seconds of a strategy, None where it does not fit."""
-    best, known = start, {start}
-    moved = True
-    while moved:
-        moved = False
-        for changed in sorted(dict.fromkeys(neighbours(spec, best)), key=guess):
-            if changed in known:
-                continue
-            if tries == 0:
-                return best
-            tries -= 1
-            known.add(changed)
-            found = measure(changed)
-            if found is not None and found < (1 - WORTH) * seconds:
-                best, seconds, moved = changed, found, True
-                break
-    return best
+def refine(spec: Spec, space: Space, rivals: Rivals) -> Strategy:
+    """The fastest of a small space's strategies near the best, and of all that single changes lead to from there."""
+    rivals.known.add(rivals.best)
+    if space.size <= FEW:
+        guessed = ((rivals.guess(s), n, s) for n, s in enumerate(dict.fromkeys(variants(spec, space))))
+        near = sorted((row for row in guessed if row[0] < NEAR * rivals.seconds), key=lambda row: row[:2])
+        for seconds, _, s in near:
+            if seconds < NEAR * rivals.seconds:
+                rivals.faster(s)
+    while any(rivals.faster(s) for s in sorted(dict.fromkeys(neighbours(spec, rivals.best)), key=rivals.guess)):
+        pass
+    return rivals.best
+
+
+def variants(spec: Spec, space: Space) -> Iterator[Strategy]:
+    """Every legal strategy, those too for which others stand in the space; none whose order must be searched for."""
+    tiers = allowed(spec, "recompute")
+    for s in space.candidates:
+        parallels = allowed(spec, "sequence_parallel", idle=s.tensor == 1)
+        orders = [row for row in schedules(spec, s.pipeline, s.micro_batches) if row[0] != "solved"]
+        for parallel, option, order, tier in product(parallels, _shardings(spec, s), orders, tiers):
+            name, chunks = order
+            yield from _legal(
+                spec,
+                replace(s, **option, sequence_parallel=parallel, schedule=name, wished_chunks=chunks, recompute=tier),
+            )
+
+
+def _shardings(spec: Spec, s: Strategy) -> tuple[dict[str, Any], ...]:
+    """ZeRO choices, without any too."""
+    return (*(({"zero": 0},) if spec.parallel.zero.allows(0) else ()), *shardings(spec, s))
 
 
 def neighbours(spec: Spec, s: Strategy) -> Iterator[Strategy]:
     """Legal strategies that differ in one choice, or in how they save memory; stages are left open where the places of
     layers change."""
-    plain = ({"zero": 0},) if spec.parallel.zero.allows(0) else ()
     tiers = (s.recompute,) if s.recompute in ("mixed", "adaptive") else allowed(spec, "recompute")
-    for option, tier in product(
-        (*plain, *shardings(spec, s)), tiers
-    ):  # both save memory: one may make up for the other
+    for option, tier in product(_shardings(spec, s), tiers):  # both save memory: one may make up for the other
         yield from _legal(spec, replace(s, **option, recompute=tier))
     for parallel in allowed(spec, "sequence_parallel", idle=s.tensor == 1):
         yield from _legal(spec, replace(s, sequence_parallel=parallel))

@@ -39,6 +39,7 @@ SECOND = 4_000  # strategies up to which pricing the other kind too costs little
 MENDED = 4  # plans that hold more than the closed forms say, and get a tier of recompute for each layer instead
 MARGIN = 0.03  # about the error of the closed forms
 REFINING = 12_000  # block calls of the changes of the best plan that are compiled
+UNSURE = 1.25  # times the limit, by estimate: whether such a plan fits is for its own ledger to say
 FEWEST = 10  # changes of the best plan that are worth trying when as many can be compiled
 WORTH = 0.02  # share of a step that recompute must take for the host to be tried in its place
 MENDABLE = 1.15  # of the limit: a plan that holds more than estimated by more than that is left to the next
@@ -172,7 +173,7 @@ def _search(spec: Spec, risk: bool) -> SearchResult:
         closest = min((*fitting, *others), key=lambda c: (c.estimate.memory, c.key))
         raise nothing_fits(spec, with_stages(closest, estimator, limit), space.size)
     best = min(finalists, key=lambda f: f.timeline.step)  # of equal ones the first: `ranked` is in a fixed order
-    best = _refined(spec, estimator, best, (*ranked, *fitting, *others), closed, verdicts)
+    best = _refined(spec, estimator, space, best, (*ranked, *fitting, *others), closed, verdicts)
     best = _layer_by_layer(spec, best, estimator.machine, limit)
     best = _on_host(spec, best, estimator.machine, limit)
     return SearchResult(
@@ -260,21 +261,24 @@ def _compile(
 def _refined(
     spec: Spec,
     estimator: Estimator,
+    space: Space,
     best: Finalist,
     everything: tuple[Candidate, ...],
     closed: int,
     verdicts: tuple[str, ...],
 ) -> Finalist:
-    """The fastest plan that single changes of a small one lead to."""
+    """The fastest plan near a small one."""
     from titan.compiler.lower import lower
-    from titan.compiler.search.refine import refine
+    from titan.compiler.search.refine import Rivals, refine
 
     start, limit = replace(best.strategy, reasons=()), memory_limit(spec)
-    tries = REFINING // Candidate(start, estimator.estimate(start)).work
+    formed = estimator.estimate(start)
+    tries = REFINING // Candidate(start, formed).work
     plans: dict[Strategy, Finalist] = {start: best}
 
     def guess(s: Strategy) -> float:
-        return estimator.estimate(s, closed).seconds
+        staged = with_stages(Candidate(s, formed), estimator, closed)
+        return estimator.estimate(staged, UNSURE * closed).seconds
 
     def measure(s: Strategy) -> float | None:
         strategy = finished(Candidate(s, estimator.estimate(s)), estimator, closed)
@@ -287,7 +291,7 @@ def _refined(
 
     if tries < FEWEST:
         return best
-    found = plans[refine(spec, start, best.timeline.seconds, guess, measure, tries)]
+    found = plans[refine(spec, space, Rivals(start, best.timeline.seconds, guess, measure, tries))]
     if found is best:
         return best
     chosen = Candidate(found.strategy, estimator.estimate(found.strategy))

@@ -30,6 +30,17 @@ def test_finds_the_optimum() -> None:
     assert sum(o.excess <= 1e-9 for o in outcomes) >= NUMBER - 1
 
 
+def test_a_split_that_memory_forces_is_found() -> None:
+    """Two stages whose head would have the last one hold fewer layers than memory lets the first one hold more."""
+    wishes = ("context = 1", "recompute = none", "zero <= 1", "schedule = one_f_one_b")
+    numbers = {
+        "hidden": 2048, "kv_heads": 8, "ffn": 6144, "layers": 4, "nodes": 1, "devices": 4, "sequence": 3072, "batch": 8,
+        "memory": 4, "wishes": "\n    ".join(wishes),
+    }  # fmt: skip
+    found = solve(read(numbers))
+    assert found is not None and found.excess == 0
+
+
 def test_uneven_groups_of_micro_batches_make_progress(tmp_path: Path) -> None:
     """60 micro-batches over 16 interleaved stages: groups of 20, for which more sends must be outstanding."""
     spec = write(tmp_path, nodes=2, batch=60, model=LAYERS)
