@@ -23,6 +23,12 @@ def host_zeros(elements: int, dtype: torch.dtype, device: torch.device) -> Tenso
     return torch.zeros(elements, dtype=dtype, pin_memory=device.type == "cuda")
 
 
+def to_device(value: Tensor, device: torch.device) -> Tensor:
+    """`value`, which is in host memory, on the device; on CUDA the compute stream waits for the copy, this thread does
+    not."""
+    return value if device.type == "cpu" else value.pin_memory().to(device, non_blocking=True)
+
+
 class _Copied(Handle):
     """A copy on a stream: the rest of the device's work waits for it, this thread does not."""
 

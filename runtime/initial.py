@@ -22,7 +22,7 @@ def initial_value(
     coordinates: dict[str, int],
     seed: int,
     dtype: torch.dtype | None = None,
-    device: str = "cpu",
+    device: torch.device | str = "cpu",
 ) -> Tensor:
     """The local piece of a parameter on the rank with these coordinates, of shape `parameter.tensor.shape`.
 
@@ -38,7 +38,7 @@ def initial_value(
     elif kind in ("normal", "power_of_two"):
         stream = key(seed, "initial", parameter.name)
         scale = float(argument or 1.0)
-        step = max(1, _CHUNK // prod(shape[1:]))
+        step = max(1, (_CHUNK if value.device.type == "cpu" else _CHUNK << 4) // prod(shape[1:]))
         draw = _normal if kind == "normal" else _powers
         for first in range(0, rows, step):
             last = min(rows, first + step)
@@ -59,7 +59,9 @@ def first_elements(parameter: Parameter, mesh: Mesh, coordinates: dict[str, int]
     return tuple(starts)
 
 
-def _indices(parameter: Parameter, starts: tuple[int, ...], first: int, last: int, device: str) -> Tensor:
+def _indices(
+    parameter: Parameter, starts: tuple[int, ...], first: int, last: int, device: torch.device | str
+) -> Tensor:
     """Global element numbers of the local rows [first, last); padding adds rows only, so it never changes a number."""
     shape = (last - first, *parameter.tensor.shape[1:])
     index = torch.zeros((1,) * len(shape), dtype=torch.int64, device=device)

@@ -174,7 +174,7 @@ class BucketOptimizer:
             [piece.exp_avg[start:stop]],
             [piece.exp_avg_sq[start:stop]],
             [],
-            [torch.tensor(count, device=gradient.device)],
+            [torch.full((), count, device=gradient.device)],
             lr=rate,
             beta1=t.beta1,
             beta2=t.beta2,

@@ -120,8 +120,9 @@ def _fill(plan: Plan, bucket: Bucket, state: State) -> None:
         begin, end = parameter.offset, parameter.offset + parameter.tensor.elements
         start, stop = max(first, begin), min(last, end)
         if start < stop:
-            value = initial_value(parameter, plan.mesh, state.coordinates, seed)
-            held_slice(plan, bucket, state, "p", start, stop).copy_(value.reshape(-1)[start - begin : stop - begin])
+            held = held_slice(plan, bucket, state, "p", start, stop)
+            value = initial_value(parameter, plan.mesh, state.coordinates, seed, device=held.device)
+            held.copy_(value.reshape(-1)[start - begin : stop - begin])
     refresh_master(plan, bucket, state)
 
 

@@ -67,7 +67,9 @@ def groups(ranks: int) -> tuple[int, ...]:
 
 def measure(session: Session, progress: Callable[[float, str], None], quick: bool = False) -> Measured:
     """Everything; `progress` is told the share that is done and what comes next."""
-    chosen = probes(session.ranks, quick)
+    memory = session.memory()
+    shared = memory["total"] // session.ranks if session.device == "cpu" else memory["total"]
+    chosen = probes(session.ranks, session.device, shared, quick)
     total = len(chosen) + 1 + len(groups(session.ranks)) * len(COLLECTIVES) + 1
     steps = iter(range(total + 1))
 
@@ -75,7 +77,7 @@ def measure(session: Session, progress: Callable[[float, str], None], quick: boo
         progress(next(steps) / total, what)
 
     tell("memory")
-    memory, stream = session.memory(), session.stream(STREAM, 5)
+    stream = session.stream(STREAM, 5)
     watched: list[tuple[Plan, list[Watched]]] = []
     for probe in chosen:
         tell(f"operators: {probe.family} {probe.hidden} wide, {probe.sequence} tokens, {probe.precision}")
@@ -91,7 +93,6 @@ def measure(session: Session, progress: Callable[[float, str], None], quick: boo
         curves[name] = curve
     peaks = {dtype: rate for dtype in PRECISIONS if (rate := peak_rate(samples, dtype))}
     progress(1.0, "done")
-    shared = memory["total"] // session.ranks if session.device == "cpu" else memory["total"]
     return Measured(
         session.device, session.ranks, session.cores, session.version, shared, memory["base"], stream, peaks,
         figures | {"communicator_bytes": float(memory["communicator"])}, curves,

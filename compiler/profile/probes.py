@@ -39,6 +39,13 @@ class Probe:
         return int(self.choices.get("tensor", 1) * self.choices.get("context", 1))
 
     @property
+    def bytes(self) -> int:
+        """At most 20 for a parameter, and 60 for each element that a layer keeps for backward."""
+        width = 4 * self.hidden + 3 * self.ffn
+        layers = self.layers * (self.hidden * width + self.sequence * self.micro_batch * width * 3)
+        return 20 * (layers + 2 * self.vocab * self.hidden)
+
+    @property
     def steps(self) -> int:
         """Fewer of what takes long: its noise is small."""
         return 6 if self.hidden * self.sequence * self.micro_batch <= 1 << 16 else 2
@@ -114,8 +121,24 @@ QUICK = (
 )
 
 
-def probes(ranks: int, quick: bool = False) -> tuple[Probe, ...]:
-    """What is run on `ranks` processes."""
+def _large() -> tuple[Probe, ...]:
+    """What fills a GPU."""
+    return (
+        Probe(512, 1536, 8, 4096, 512, 2, precision="bf16"),
+        Probe(1024, 2816, 8, 32000, 2048, 4, precision="bf16"),
+        Probe(2048, 5632, 16, 32000, 2048, 4, precision="bf16"),
+        Probe(2048, 8192, 32, 65536, 4096, 2, layers=1, precision="bf16", choices={"loss_rows": 1024}),
+        Probe(4096, 11008, 32, 32000, 2048, 1, layers=1, precision="bf16"),
+        Probe(4096, 14336, 32, 65536, 8192, 1, layers=1, precision="bf16", choices={"loss_rows": 1024}),
+        Probe(8192, 28672, 64, 32000, 4096, 1, layers=1, precision="bf16"),
+        Probe(1024, 4096, 16, 50304, 1024, 8, family="gpt2", precision="bf16"),
+        Probe(2048, 8192, 16, 50304, 2048, 2, family="gpt2", precision="bf16"),
+    )
+
+
+def probes(ranks: int, device: str, memory: int, quick: bool = False) -> tuple[Probe, ...]:
+    """What is run on `ranks` processes, on a `device` (cpu, cuda) of `memory` bytes for each."""
     narrow = (p for p in (*_sized("bf16"), *_shared("bf16")) if p.hidden * p.sequence <= 1 << 16)
-    chosen = QUICK if quick else (*_sized("fp32"), *_shared("fp32"), *narrow)
-    return tuple(p for p in chosen if p.ranks <= ranks)
+    wide = (*narrow,) if device == "cpu" else (*_shared("bf16"), *_large())
+    chosen = QUICK if quick else (*_sized("fp32"), *_shared("fp32"), *wide)
+    return tuple(p for p in chosen if p.ranks <= ranks and p.bytes <= memory / 2)

@@ -55,6 +55,8 @@ class Binding:
         self.host = HostLink(self.device)
         self.step = 0
         self.skipped = False
+        self._squares: Tensor | None = None
+        self._norm: float | None = None
         self.places: list[Place] = []
         self.reports: dict[str, Tensor] = {}
         self.admit: Callable[[str, int], str] | None = None  # the tier of a frame at a position
@@ -112,7 +114,7 @@ class Binding:
     # --- while running
 
     def begin(self, step: int) -> None:
-        self.step, self.skipped = step, False
+        self.step, self.skipped, self._squares = step, False, None
         self.reports.clear()
         seed = int(self.plan.setting("train.seed", 0))
         self.places[:] = [Place(seed, step, self.samples(i, step), self.training) for i in self._place_of]
@@ -125,9 +127,10 @@ class Binding:
         return found
 
     def finite(self, squares: Tensor) -> float | None:
-        """Root of the squared norm; None, and the step counts as skipped, when it is not finite."""
-        value = float(squares)
-        if not 0 <= value < float("inf"):
-            self.skipped = True
-            return None
-        return math.sqrt(value)
+        """Root of the squared norm; None, and the step counts as skipped, when it is not finite. All buckets ask for
+        it: the device is waited for once."""
+        if self._squares is not squares:
+            self._squares, value = squares, float(squares)
+            self._norm = math.sqrt(value) if 0 <= value < float("inf") else None
+        self.skipped = self.skipped or self._norm is None
+        return self._norm

@@ -10,6 +10,7 @@ from titan.runtime.data import IGNORED
 from titan.runtime.documents import Documents
 from titan.runtime.dtypes import DTYPES
 from titan.runtime.handlers.binding import Action, Binding
+from titan.runtime.host import to_device
 from titan.runtime.registers import ProgramError
 
 
@@ -29,7 +30,7 @@ def load_batch(binding: Binding, instruction: Instruction) -> Action:
 
     def run() -> None:
         parts = [source.load(places[place].samples, start, start + length)[part] for start, length in found]
-        slots[target] = (parts[0] if len(parts) == 1 else torch.cat(parts, 1)).to(device)
+        slots[target] = to_device(parts[0] if len(parts) == 1 else torch.cat(parts, 1), device)
 
     return run
 
@@ -44,7 +45,7 @@ def _starts(binding: Binding, instruction: Instruction) -> Action:
     places, device = binding.places, binding.device
 
     def run() -> None:
-        slots[target] = source.starts(places[place].samples, found).to(device)
+        slots[target] = to_device(source.starts(places[place].samples, found), device)
 
     return run
 
@@ -63,7 +64,7 @@ def _count(binding: Binding, instruction: Instruction) -> Action:
             for start, length in found:
                 _, labels = source.load(binding.samples(i, binding.step), start, start + length)
                 valid += int((labels != IGNORED).sum())
-        slots[target] = torch.tensor(valid, dtype=dtype, device=device)
+        slots[target] = torch.full((), valid, dtype=dtype, device=device)
 
     return run
 

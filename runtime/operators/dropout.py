@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 from titan.compiler.plan.mask import Run
+from titan.runtime.host import to_device
 from titan.runtime.place import Attributes, Gradients, Place, Saved
 from titan.runtime.positions import positions, runs_of
 from titan.runtime.random import bits, key
@@ -46,5 +47,5 @@ def kept(place: Place, site: str | int, p: float, found: tuple[Run, ...], width:
     words = (width + 1) // 2
     counters = positions(tuple((start * words, length * words) for start, length in found), device)
     counters = counters.view(1, -1, words)
-    lanes = bits(torch.tensor(keys, device=device).view(-1, 1, 1), counters).view(torch.int32)
+    lanes = bits(to_device(torch.tensor(keys), device).view(-1, 1, 1), counters).view(torch.int32)
     return lanes[..., :width] >= round(p * 2**32) - 2**31

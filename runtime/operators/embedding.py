@@ -29,11 +29,12 @@ def backward_weight(
 ) -> None:
     (table,) = into
     rows, elsewhere = _rows(attributes, saved["tokens"], table.shape[0])
-    rows, here = rows.flatten(), elsewhere.logical_not_().flatten().nonzero().squeeze(1)
-    added = gradients[0].flatten(0, 1)
+    rows, elsewhere, added = rows.flatten(), elsewhere.flatten(), gradients[0].flatten(0, 1)
+    if table.device.type != "cpu":  # sorted: the same sum every time; how many are here is not asked, that would wait
+        added = added.to(table.dtype).masked_fill(elsewhere.unsqueeze(1), 0.0)
+        table.index_put_((rows,), added, accumulate=True)
+        return
+    here = elsewhere.logical_not_().nonzero().squeeze(1)
     if here.numel() < rows.numel():
         rows, added = rows[here], added[here]
-    if table.device.type == "cpu":
-        table.index_add_(0, rows, added.to(table.dtype))
-    else:
-        table.index_put_((rows,), added.to(table.dtype), accumulate=True)  # sorted: the same sum every time
+    table.index_add_(0, rows, added.to(table.dtype))

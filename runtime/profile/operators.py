@@ -12,6 +12,7 @@ from functools import wraps
 from itertools import pairwise
 from typing import Any
 
+import torch
 from titan.compiler.plan.operators import OPERATORS
 from titan.compiler.plan.program import Plan
 from titan.runtime.data import SyntheticSource
@@ -45,22 +46,35 @@ class Watch:
                     setattr(module, phase, self._timed(name, phase, getattr(module, phase)))
 
     def _timed(self, name: str, phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        clock, synchronize, found = time.perf_counter, self._member.synchronize, self.found
+        found, timed = self.found, _on_device if self._member.device.type == "cuda" else _here
 
         @wraps(function)
         def call(*arguments: Any) -> Any:
             if not self.on:
                 return function(*arguments)
             key = (name, phase, _shapes(arguments[2:]))
-            synchronize()
-            start = clock()
-            result = function(*arguments)
-            synchronize()
-            seconds = clock() - start
+            result, seconds = timed(function, arguments)
             found.setdefault(key, []).append(seconds)
             return result
 
         return call
+
+
+def _here(function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Any, float]:
+    start = time.perf_counter()
+    result = function(*arguments)
+    return result, time.perf_counter() - start
+
+
+def _on_device(function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Any, float]:
+    """What the device takes, or this thread to ask for it where that takes longer: in a row the slower one counts."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    torch.cuda.synchronize()
+    begin.record()
+    result, asked = _here(function, arguments)
+    end.record()
+    torch.cuda.synchronize()
+    return result, max(asked, begin.elapsed_time(end) * 1e-3)
 
 
 def _shapes(values: Sequence[Any]) -> Shapes:
@@ -86,7 +100,12 @@ def watch(
     source = SyntheticSource(int(plan.setting("model")["vocab"]), seed=1)
     state = allocate(plan, rank, member.device)
     clock = time.perf_counter
-    executable = Executable(plan, rank, transport, state, source, delay=lambda position: moments.append(clock()))
+
+    def note(position: int) -> None:
+        member.synchronize()
+        moments.append(clock())
+
+    executable = Executable(plan, rank, transport, state, source, delay=note)
     found = []
     for step in range(WARM_UP + steps):
         moments.clear()
