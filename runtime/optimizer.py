@@ -22,6 +22,7 @@ from titan.runtime.state import Moments, State, held_slice, moments_of, own_rang
 from torch import Tensor
 
 CHUNK = 1 << 18  # elements that are clipped at once, so that the scaled copy stays in the cache
+LARGE = 1 << 23  # the same on a GPU, which a smaller kernel does not fill
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +154,8 @@ class BucketOptimizer:
             if scaled is None:
                 self._update(piece, piece.gradient, 0, len(piece.gradient), rate, count)
                 continue
-            for start in range(0, len(piece.gradient), CHUNK):
-                stop = min(start + CHUNK, len(piece.gradient))
+            for start in range(0, len(piece.gradient), len(scaled)):
+                stop = min(start + len(scaled), len(piece.gradient))
                 clipped = torch.mul(piece.gradient[start:stop], factor, out=scaled[: stop - start])
                 self._update(piece, clipped, start, stop, rate, count)
         if moments.master is not None:
@@ -164,7 +165,7 @@ class BucketOptimizer:
         """Room for a scaled stretch; it lives as long as one update."""
         longest = max((len(piece.gradient) for piece in self._ranges), default=0)
         sample = self._ranges[0].gradient if self._ranges else self._own
-        return sample.new_empty(min(longest, CHUNK))
+        return sample.new_empty(min(longest, CHUNK if sample.device.type == "cpu" else LARGE))
 
     def _update(self, piece: _Range, gradient: Tensor, start: int, stop: int, rate: float, count: float) -> None:
         t = self._training

@@ -179,8 +179,10 @@ def stretched(curve: Curve, ratio: float) -> Curve:
     return Curve(curve.sizes, tuple(ratio * t for t in curve.seconds))
 
 
-def fit_instructions(probes: Sequence[tuple[Plan, Sequence[Watched]]]) -> Fitted:
-    """The interpreter's own time for an instruction and around a call, and curves of instructions without a segment."""
+def fit_instructions(probes: Sequence[tuple[Plan, Sequence[Watched]]], ahead: bool = False) -> Fitted:
+    """The interpreter's own time for an instruction and around a call, and curves of instructions without a segment.
+    `ahead`: the device computes by itself while the host asks for more, which only shows where it is the slower one.
+    """
     bare: list[float] = []
     for plan, ranks in probes:
         for instruction, seconds in _instructions(plan, ranks):
@@ -196,8 +198,21 @@ def fit_instructions(probes: Sequence[tuple[Plan, Sequence[Watched]]]) -> Fitted
                 size = max(prices.plain_bytes(instruction), 1.0)
                 points.setdefault(instruction.opcode, []).append((size, max(seconds - host, 1e-7)))
     curves = {name: fit_curve(found) for name, found in sorted(points.items())}
+    if ahead:
+        return Fitted(curves, {"instruction_seconds": 0.0, "call_seconds": 0.0, "host_seconds": _asking(probes, host)})
     figures = {"instruction_seconds": host, "call_seconds": max(median(around), 0.0) if around else 0.0}
     return Fitted(curves, figures)
+
+
+def _asking(probes: Sequence[tuple[Plan, Sequence[Watched]]], host: float) -> float:
+    """Seconds in which the host asks for one operator: of segments that take far longer than the device does."""
+    found = [
+        (seconds - host) / len(inside)
+        for plan, ranks in probes
+        for seconds, inside in _segments(plan, ranks)
+        if seconds > 2 * sum(inside)
+    ]
+    return max(median(found), 0.0) if found else 0.0
 
 
 def _instructions(plan: Plan, ranks: Sequence[Watched]) -> Iterator[tuple[Instruction, float]]:

@@ -69,7 +69,7 @@ def measure(session: Session, progress: Callable[[float, str], None], quick: boo
     """Everything; `progress` is told the share that is done and what comes next."""
     memory = session.memory()
     shared = memory["total"] // session.ranks if session.device == "cpu" else memory["total"]
-    chosen = probes(session.ranks, session.device, shared, quick)
+    chosen, ahead = probes(session.ranks, session.device, shared, quick), session.device != "cpu"
     total = len(chosen) + 1 + len(groups(session.ranks)) * len(COLLECTIVES) + 1
     steps = iter(range(total + 1))
 
@@ -77,16 +77,16 @@ def measure(session: Session, progress: Callable[[float, str], None], quick: boo
         progress(next(steps) / total, what)
 
     tell("memory")
-    stream = session.stream(STREAM, 5)
+    stream = session.stream(STREAM << (4 if ahead else 0), 5)
     watched: list[tuple[Plan, list[Watched]]] = []
     for probe in chosen:
         tell(f"operators: {probe.family} {probe.hidden} wide, {probe.sequence} tokens, {probe.precision}")
         plan = plan_of(probe)
         watched.append((plan, [Watched(*found) for found in session.watch(plan, 2 if quick else probe.steps)]))
     samples = [sample for plan, ranks in watched for sample in samples_of(plan, ranks)]
-    operators, host = fit_operators(samples), fit_instructions(watched)
+    operators, host = fit_operators(samples), fit_instructions(watched, ahead)
     figures = {**operators.figures, **host.figures}
-    ratio = in_a_row(watched, figures["instruction_seconds"], figures["call_seconds"])
+    ratio = 1.0 if ahead else in_a_row(watched, figures["instruction_seconds"], figures["call_seconds"])
     curves = {name: stretched(curve, ratio) for name, curve in operators.curves.items()} | host.curves
     figures |= _interference(session, quick)
     for name, curve in _communication(session, tell, quick, figures["communication_load"]):

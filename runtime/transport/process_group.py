@@ -68,6 +68,8 @@ class ProcessGroupTransport(Transport):
                 self._channels[stream, members] = ProcessGroupChannel(backend, members.index(rank), self.device)
             else:
                 self._communicators[stream, members] = ProcessGroupCommunicator(members, rank, backend, self.device)
+            if self.device.type == "cuda":
+                _meet(backend, kind, members.index(rank), self.device)
 
     def communicator(self, members: tuple[int, ...], stream: str) -> Communicator:
         return self._communicators[stream, members]
@@ -108,6 +110,17 @@ def _nccl(timeout: timedelta) -> Any:
     options = group.Options()
     options._timeout = timeout
     return lambda store, position, size: group(store, position, size, options)
+
+
+def _meet(backend: Any, kind: str, position: int, device: torch.device) -> None:
+    """NCCL connects a backend at its first operation and blocks until its peers are there: they are now, in the common
+    order; in a program two ranks could each wait for the other's first operation on another one."""
+    value = torch.zeros(1, device=device)
+    if kind == "group":
+        backend.allreduce([value], dist.AllreduceOptions()).wait()
+    else:
+        (backend.recv([value], 0, 0) if position else backend.send([value], 1, 0)).wait()
+    torch.cuda.synchronize(device)
 
 
 class _Pending(Handle):
