@@ -26,19 +26,22 @@ from tests.benchmarks.published_runs.software import FIGURES, RESERVED, Software
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """Seconds of the step; bytes of tensors, of the point and of the upper bound on the fullest rank; device bytes."""
+    """Seconds of the step; bytes on the fullest rank: tensors, point, upper bound, and what lies outside the allocator;
+    bytes of the device."""
 
     seconds: float
     tensors: int
     point: int
     upper: int
+    outside: int
     device: int
 
     def held(self, kind: str) -> float:
         """What a source of this kind reports: tensors, what the allocator has reserved for them, or all of it."""
         if "allocated" in kind or "as reported" in kind:
             return self.tensors
-        return self.tensors * (1 + RESERVED) if "reserved" in kind else self.point
+        cached = self.tensors * RESERVED
+        return self.tensors + cached if "reserved" in kind else self.outside + self.tensors + cached
 
 
 @dataclass(frozen=True)
@@ -85,8 +88,7 @@ def predict(row: Row, figures: Mapping[str, float] | None = None, memory_only: b
     found = prepare(row, memory_only)
     machine = found.machine(figures or {})
     seconds = 0.0 if memory_only else found.seconds(figures)
-    tensors, point, upper = held_bytes(found.plans[0], machine, found.software)
-    return Predicted(seconds, tensors, point, upper, machine.memory)
+    return Predicted(seconds, *held_bytes(found.plans[0], machine, found.software), machine.memory)
 
 
 def run_machine(row: Row, cluster: Cluster, traits: Software, figures: Mapping[str, float]) -> Machine:

@@ -25,6 +25,7 @@ FIGURES: dict[str, float] = {
     "unstated_adapters": 0.4,  # adapters per device where a source does not name its network
     "deepspeed": 3.33,  # time of DeepSpeed's collectives of gradients and parameters as a multiple of NCCL's
     "step_seconds": 0.0137,  # a step outside its instructions: data, bookkeeping, unequal ranks
+    "fragments": 0.15,  # of tensors, what PyTorch's allocator may lose: an upper bound, from runs out of memory
     "expert_passes": 3,  # reads and writes of routed tokens as a multiple of once in and once out
 }
 
@@ -36,10 +37,19 @@ SEPARATE = {
     "swiglu": (1.7, 1.8),  # activation, product: 10 bytes where one kernel moves 6
     "vocab_sum": (12.0, 5.0),  # cast, shift, exponential, sum, division in 32 bits: 24 bytes where one kernel moves 2
 }
-LOSS_BYTES = 8  # of each logit beside itself while PyTorch's loss is formed: in 32 bits, as softmax and as gradient
-# Share of a layer's activations that separate kernels of DeepSpeed's models keep besides: of 32 bytes per hidden dim,
-# the activation's result has 5.4; norms keep their input and its normalised form in 32 bits, 8 bytes each
-KEPT_BESIDES = {"swiglu": 5.4 / 32, "rms_norm": 16 / 32}
+# Bytes of each logit at the start of backward where the loss is a chain of PyTorch's kernels: log-softmax, its gradient
+# and that of the logits in 32 bits; the logits themselves, where they are not let go; a fourth number in 32 bits in the
+# loss over tensor ranks (torch.distributed.tensor.parallel, `loss_parallel`: exponential beside the sum)
+LOSS_BYTES = {"whole": 12, "kept": 18, "parallel": 16}
+PLAN_LOSS = 4  # of these a plan has the logits and their gradient in 16 bits
+# Bytes that separate kernels of norm and activation keep of each number that they make: Llama's norm its input widened
+# and its normalised form, the activation its result before the product with the other half
+KEPT_BESIDES = {"rms_norm": 6.0, "swiglu": 2.0}
+# Bytes of each attention score at the most while its layer runs backward: fused softmax and dropout keep 5 and have two
+# gradients; separate ones keep it widened after the softmax and as a factor, with two widened gradients
+SCORE_BYTES = {"fused": 9, "separate": 14}
+SCORES_KEPT = 5  # of these where the layer is not run again
+DEEPSPEED_BUCKET = 1_000_000_000  # bytes: DeepSpeed's reduce_bucket_size and allgather_bucket_size, 5e8 numbers each
 RESERVED = 0.04  # more that PyTorch's allocator reserves than tensors take (the runs that state both: 3 to 7%)
 EIGHT_BIT_KEPT = 0.85  # of a layer's activations where inputs of products are kept in 8 bits: 32 of 37 bytes in a dense
 # layer (residual and norm 8, attention 8.5, feed-forward 21 bytes per hidden dim), less with experts
@@ -65,10 +75,17 @@ class Again:
 @dataclass(frozen=True, slots=True)
 class Software:
     """attention       kernel: scores, flash1, flash2 or engine
+    softmax           of formed scores: fused or separate
     separate          operators whose kernels are separate
+    keeps_besides     these keep more than one kernel would
     again             what is recomputed
     gradient_bytes    width of the gradients that are summed
     narrow_gradients  they are also kept in that width
+    second_gradients  gradients of a micro-batch are kept in 16 bits beside their sum in 32 (DeepSpeed's BF16_Optimizer)
+    widened_shard     a step widens the gradients of the shard that it updates to 32 bits, in flat tensors that find no
+                      place in what activations have left
+    narrow_state      optimizer state in the width of the parameters, without a copy of these in 32 bits
+    step_buffers      bytes of the buffers that gradients and parameters are moved through
     hidden            figure of the share of tensor collectives that runs under matrix products; empty: none
     scattered         tensor ranks send their share of an activation to the next stage, which gathers it there
     late_sum          gradients are summed after the last backward
@@ -78,16 +95,24 @@ class Software:
     hidden_gather     updated parameters are gathered under the next forward
     fused_inputs      products with the same input are one product
     shard_kept        of an activation that tensor ranks gather for a product, backward keeps the own shard only
+    weighted_experts  experts' activations are weighted before their last product, whose result is not kept
     eight_bit         inputs of products are kept in 8 bits
-    wide_loss         the loss is formed from logits in 32 bits, with their softmax and its gradient as tensors
+    loss              how it is formed: fused, or a key of LOSS_BYTES
+    gathered_loss     of logits that tensor ranks gather first
     unstated_network  the source does not say how fast nodes are joined
     """
 
     attention: str
+    softmax: str = "fused"
     separate: tuple[str, ...] = ()
+    keeps_besides: bool = False
     again: Again = Again()
     gradient_bytes: int = 4
     narrow_gradients: bool = False
+    second_gradients: bool = False
+    widened_shard: bool = False
+    narrow_state: bool = False
+    step_buffers: int = 0
     hidden: str = ""
     scattered: bool = False
     late_sum: bool = False
@@ -97,29 +122,36 @@ class Software:
     hidden_gather: bool = False
     fused_inputs: bool = False
     shard_kept: bool = False
+    weighted_experts: bool = False
     eight_bit: bool = False
-    wide_loss: bool = False
+    loss: str = "fused"
+    gathered_loss: bool = False
     unstated_network: bool = False
 
     @property
     def kept(self) -> float:
         """Bytes of a layer's activations as a multiple of a plan's."""
-        besides = sum(KEPT_BESIDES.get(name, 0.0) for name in self.separate) if self.deepspeed else 0.0
-        return (1 + besides * (self.attention != "scores")) * (EIGHT_BIT_KEPT if self.eight_bit else 1.0)
+        return EIGHT_BIT_KEPT if self.eight_bit else 1.0
 
 
 def software(row: Row) -> Software:
     """The traits of a row's software."""
     kind = generation(row)
     deepspeed, pipelined = is_deepspeed(row), row.number("pp", 1) > 1
-    narrow = _narrow(row)
+    narrow = _narrow(row, kind)
     old = kind == "scores"
     return Software(
         attention=_attention(row, kind),
+        softmax="separate" if "attention kernel: torch" in row.text("notes") else "fused",
         separate=_separate(row, kind),
+        keeps_besides=is_scaling(row),
         again=_again(row, kind),
         gradient_bytes=2 if narrow else 4,
         narrow_gradients=narrow,
+        second_gradients=is_deepspeed(row) and "fp32 grad" in row.text("precision") + row.text("sharding"),
+        widened_shard=is_deepspeed(row) and narrow,
+        narrow_state=_narrow_state(row),
+        step_buffers=2 * DEEPSPEED_BUCKET if is_deepspeed(row) and not is_scaling(row) else 0,
         hidden=_hidden(row, kind),
         scattered=old and not deepspeed,
         late_sum=old or deepspeed,
@@ -129,8 +161,10 @@ def software(row: Row) -> Software:
         hidden_gather=kind == "engine",
         fused_inputs=kind in ("engine", "scores") or row.text("gated_mlp") == "0",
         shard_kept=kind in ("engine", "scores"),
+        weighted_experts=kind == "engine",
         eight_bit=row.eight_bit and kind == "engine",
-        wide_loss=kind == "torch" and row.text("gated_mlp") == "1",  # MPT's loss is fused
+        loss=_loss(row, kind),
+        gathered_loss=is_scaling(row),
         unstated_network=_unstated(row),
     )
 
@@ -138,6 +172,12 @@ def software(row: Row) -> Software:
 def is_deepspeed(row: Row) -> bool:
     """Whether DeepSpeed ran it: it is named, or its ZeRO is."""
     return row.text("sharding").startswith("ZeRO") or row.text("model_name").startswith("MT-NLG")
+
+
+def is_scaling(row: Row) -> bool:
+    """Whether Aleph Alpha's Scaling ran it, whose measurements name the attention kernel: tensor ranks gather logits
+    (TransformerLMHead) and form the loss and the accuracy of all of them (CrossEntropyLoss)."""
+    return row.text("notes").startswith("attention kernel:")
 
 
 def generation(row: Row) -> str:
@@ -168,6 +208,22 @@ def _separate(row: Row, kind: str) -> tuple[str, ...]:
     return FUSED_NORM if "RMS kernel" in notes else tuple(SEPARATE)
 
 
+def _loss(row: Row, kind: str) -> str:
+    """MPT's loss and Megatron's are fused; what NeMo AutoModel's recipes have is not widened; torchtitan compiles its
+    loss since its second table of measurements (float8 with `float8 all-gather`)."""
+    notes = row.text("notes")
+    if kind != "torch" or row.text("gated_mlp") == "0" or "kernels TE" in notes or "100th iteration" in notes:
+        return "fused"
+    if is_scaling(row):
+        return "kept"
+    return "parallel" if row.number("tp", 1) > 1 else "whole"
+
+
+def _narrow_state(row: Row) -> bool:
+    """NeMo AutoModel's recipes give PyTorch's Adam parameters in bf16."""
+    return "kernels TE" in row.text("notes")
+
+
 def _hidden(row: Row, kind: str) -> str:
     if kind == "engine" and row.text("sequence_parallel") == "true":
         return "engine_hidden"
@@ -185,19 +241,22 @@ def _again(row: Row, kind: str) -> Again:
     if "mla_up_proj" in detail or "norm" in detail or detail == "mlp":
         return Again(products=0.5 if "mlp" in detail else 0.1, rest=0.5, dropped=0.3)
     if "op" in detail or "config" in detail or (not detail and "FSDP2" in row.text("sharding")):
-        # every second matrix product, and what lies between
-        return Again(0.5, 0.0, 1.0, 0.5, 0.5)
+        # every second matrix product, and what lies between; kept are the results of the query, value, gate and down
+        # products and of attention: 3.3 + 3.5 of 16 (+ input) widths of Llama 3's layers
+        return Again(0.5, 0.0, 1.0, 0.5, 0.58)
     return Again(0.5, 0.5, 0.5, 0.5, 0.5)  # every second layer
 
 
-def _narrow(row: Row) -> bool:
-    """Whether gradients are summed and kept in 16 bits: by fp16 and DeepSpeed where no word says 32, and in PyTorch's
-    first FSDP but for its default mode."""
+def _narrow(row: Row, kind: str) -> bool:
+    """Whether gradients are summed and kept in 16 bits: by fp16 and DeepSpeed where no word says 32, in PyTorch's
+    first FSDP but for its default mode, in NeMo's recipes (`grad_reduce_in_fp32 = False`), and where parameters have no
+    copy in 32 bits."""
     notes, precision, sharding = row.text("notes"), row.text("precision"), row.text("sharding")
     if "fp32 grad" in precision or "fp32 grad" in sharding or "MP mode DEFAULT" in notes:
         return False
     first = sharding.startswith(("FSDP ", "HSDP")) and "XLA" not in sharding
-    return precision.startswith("fp16") or is_deepspeed(row) or first
+    recipe = kind == "engine" and (notes.startswith("recipe") or row.eight_bit)
+    return precision.startswith("fp16") or is_deepspeed(row) or first or recipe or _narrow_state(row)
 
 
 def _unstated(row: Row) -> bool:
