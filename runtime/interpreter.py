@@ -64,10 +64,12 @@ class Executable:
         delay: Callable[[int], None] | None = None,
         capture: Callable[[str, Tensor], None] | None = None,
         watermark: Callable[[Executable], Watermark] | None = None,
+        chained: bool = True,
     ) -> None:
         """`check` compares every written register with its type in the plan; `delay` is called before each instruction;
         `capture` is given each bucket's name and reduced gradient just before its optimizer step; `watermark` makes the
-        policy of a program that leaves recompute tiers to the run, in place of the usual one."""
+        policy of a program that leaves recompute tiers to the run, in place of the usual one; `chained`: operators that
+        one kernel can do together are done so."""
         self.rank, self.order, self.position = rank, order, 0
         self._delay = delay
         self._state = state
@@ -76,7 +78,7 @@ class Executable:
         self.begun = sum(call.block.endswith(BEGUN) for _, _, call, _ in program)  # instructions before a known norm
         adaptive = any(i.opcode == "watermark" for i in instructions)
         tiers = TIERS if adaptive else ("",)
-        self._binding = Binding(plan, rank, transport, state, source, order, capture, tiers)
+        self._binding = Binding(plan, rank, transport, state, source, order, capture, tiers, chained)
         self._instructions: list[Instruction] = []
         self._actions: list[Action] = []
         for instruction in instructions:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -27,7 +27,7 @@ class Place:
     layer: int | None = None
 
     def at(self, layer: int | None) -> Place:
-        return self if layer == self.layer else replace(self, layer=layer)
+        return self if layer == self.layer else Place(self.seed, self.step, self.samples, self.training, layer)
 
 
 class OperatorModule(Protocol):

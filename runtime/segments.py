@@ -10,70 +10,27 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
+from titan.compiler.plan.chains import chain_operands, chains
 from titan.compiler.plan.mesh import Mesh, evaluate
 from titan.compiler.plan.segment import Call, Segment, bind
 from titan.runtime.dtypes import DTYPES
 from titan.runtime.operator_table import functions
 from titan.runtime.place import Attributes, Place
+from titan.runtime.transposes import Given, Progress, Slots, Transpose, drop
 from torch import Tensor
 
-Slots = list[Any]  # Tensor or None
-Names = tuple[tuple[str, int], ...]
-Given = Mapping[str, Tensor]  # by the segment's name of a parameter
 NOTHING: Given = {}
 
 
 @dataclass(frozen=True, slots=True)
 class _Forward:
-    """One call: `ends` are the slots read for the last time."""
+    """A call, or a chain of calls that one kernel does: `ends` are the slots read for the last time."""
 
     function: Callable[..., tuple[Tensor, ...]]
     attributes: Attributes
     operands: tuple[int, ...]
     results: tuple[int, ...]
     ends: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Backward:
-    """Transpose of one call.
-
-    `gradients` are (slot, dtype, shape) of the main results; `saved` the values for the input gradients, `saved_weight`
-    those for the weights; `targets` the slots that receive an input gradient, None where nobody wants it; `weights` the
-    parameters and `into` where their gradients are added (None: given with each call). `both` does
-    input and weight gradients at once; `weight` is None for calls without parameters. `ends` are the gradients read for
-    the last time, `unkept` those of them that no weight frame hands on.
-    """
-
-    attributes: Attributes
-    gradients: tuple[tuple[int, torch.dtype, tuple[int, ...]], ...]
-    saved: Names
-    saved_weight: Names
-    targets: tuple[int | None, ...]
-    weights: tuple[str, ...]
-    into: tuple[Tensor | None, ...]
-    input: Callable[..., tuple[Tensor, ...]] | None
-    weight: Callable[..., None] | None
-    both: Callable[..., tuple[Tensor, ...]] | None
-    with_input: bool
-    ends: tuple[int, ...]
-    unkept: tuple[int, ...]
-
-
-@dataclass(slots=True)
-class _Progress:
-    """How far a backward has come: values and gradients by slot, calls that are done, and of the next one the input
-    gradients that it has given (its cheap weights with them), and whether they are added."""
-
-    values: Slots
-    d: Slots
-    done: int = 0
-    found: tuple[Tensor, ...] | None = None
-    added: bool = False
-
-    def next(self) -> None:
-        self.done, self.found, self.added = self.done + 1, None, False
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +59,10 @@ class BoundSegment:
         gradients: Mapping[str, Tensor],
         mesh: Mesh,
         coordinates: dict[str, int],
+        chained: bool = True,
     ) -> None:
-        self.segment, self.layer = segment, layer
+        """`chained`: calls that one kernel can do together are done so."""
+        self.segment, self.layer, self._chained = segment, layer, chained
         self._slot = {name: number for number, name in enumerate(segment.types)}
         self._blank: Slots = [None] * len(self._slot)
         for formal in segment.parameters:
@@ -119,7 +78,7 @@ class BoundSegment:
         self._weight_frame = tuple((n.startswith("d."), self._slot[n.removeprefix("d.")]) for n in segment.weight_frame)
         self._attributes = attributes
         self._runs: dict[tuple[str, ...], _Run] = {}
-        self._interrupted: _Progress | None = None
+        self._interrupted: Progress | None = None
         self._backward = self._backward_steps(attributes)
 
     def forward(
@@ -142,7 +101,7 @@ class BoundSegment:
         for step in run.steps:
             results = step.function(step.attributes, place, *[values[slot] for slot in step.operands])
             _fill(values, step.results, results)
-            _drop(values, step.ends)
+            drop(values, step.ends)
         return tuple(values[slot] for slot in run.made)
 
     def forward_run(self, pieces: tuple[str, ...]) -> _Run:
@@ -189,12 +148,10 @@ class BoundSegment:
         )
         place = place.at(self.layer)
         for step in self._backward[state.done :]:
-            given = _given(step, state.d)
-            self._transpose(step, state, given, place, into)
-            if step.weight is not None and not step.with_input:
-                saved = _named(step.saved_weight, state.values)
-                step.weight(step.attributes, place, saved, given, _into(step, into))
-            _drop(state.d, step.ends)
+            given = step.given(state.d)
+            step.inputs(state, given, place, into)
+            step.weights(state.values, given, place, into)
+            drop(state.d, step.ends)
             state.next()
         results = self._results(state.d, carried)
         self._interrupted = None
@@ -217,8 +174,8 @@ class BoundSegment:
         )
         place = place.at(self.layer)
         for step in self._backward[state.done :]:
-            self._transpose(step, state, _given(step, state.d), place, into)
-            _drop(state.d, step.unkept)
+            step.inputs(state, step.given(state.d), place, into)
+            drop(state.d, step.unkept)
             state.next()
         results = self._results(state.d, carried)
         self._interrupted = None
@@ -228,15 +185,14 @@ class BoundSegment:
 
     def backward_weight(self, weight_frame: Sequence[Tensor], place: Place, into: Given = NOTHING) -> None:
         """Adds the gradients that `backward_input` left out, from the frame that it gave."""
-        state = self._interrupted = self._interrupted or _Progress(self._blank.copy(), [None] * len(self._blank))
+        state = self._interrupted = self._interrupted or Progress(self._blank.copy(), [None] * len(self._blank))
         values, d = state.values, state.d
         place = place.at(self.layer)
         for (of_gradient, slot), tensor in zip(self._weight_frame, weight_frame, strict=True):
             (d if of_gradient else values)[slot] = tensor
         for step in self._backward[state.done :]:
-            if step.weight is not None and not step.with_input:
-                given, target = _given(step, d), _into(step, into)
-                step.weight(step.attributes, place, _named(step.saved_weight, values), given, target)
+            if step.late:
+                step.weights(values, step.given(d), place, into)
             state.next()
         self._interrupted = None
 
@@ -257,63 +213,34 @@ class BoundSegment:
         outputs: Sequence[Tensor],
         frame: Sequence[Tensor],
         held: Given,
-    ) -> _Progress:
+    ) -> Progress:
         values = self._values(held)
         _fill(values, self._kept_inputs, inputs)
         _fill(values, self._kept_outputs, outputs)
         _fill(values, self._frame, frame)
         d: Slots = [None] * len(values)
         _fill(d, self._output_gradients, gradients)
-        return _Progress(values, d)
+        return Progress(values, d)
 
     def _results(self, d: Slots, carried: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         return tuple(d[slot] + carried[name] if name in carried else d[slot] for name, slot in self._input_gradients)
 
-    @staticmethod
-    def _transpose(step: _Backward, state: _Progress, given: tuple[Tensor, ...], place: Place, into: Given) -> None:
-        """Input gradients of one call, added to what other readers gave; weights too for cheap parameters."""
-        values, d = state.values, state.d
-        if state.found is None:
-            if step.both is not None:
-                found = step.both(step.attributes, place, _named(step.saved, values), given, _into(step, into))
-            else:
-                found = ()
-                if step.input is not None:
-                    found = step.input(step.attributes, place, _named(step.saved, values), given)
-                if step.weight is not None and step.with_input:
-                    step.weight(step.attributes, place, _named(step.saved_weight, values), given, _into(step, into))
-            state.found = found
-        if not state.added:
-            targets = [(t, g) for t, g in zip(step.targets, state.found) if t is not None]
-            if len({t for t, _ in targets}) == len(targets):
-                sums = [g if d[t] is None else d[t] + g for t, g in targets]
-                for (target, _), total in zip(targets, sums):
-                    d[target] = total
-            else:  # one value is read twice by a call
-                for target, gradient in targets:
-                    d[target] = gradient if d[target] is None else d[target] + gradient
-            state.added = True
-
     def _steps(self, body: tuple[Call, ...], made: tuple[str, ...]) -> tuple[_Forward, ...]:
         """Calls of the body; what they leave is dropped after its last use, but for what the run is to make."""
-        last = {operand: number for number, call in enumerate(body) for operand in call.operands}
-        last = {r: number for number, call in enumerate(body) for r in call.results} | last
-        stays, steps = frozenset((*made, *self.segment.parameters)), []
-        attributes = dict(zip(self.segment.body, self._attributes, strict=True))
-        for number, call in enumerate(body):
-            ends = [v for v in dict.fromkeys(call.operands + call.results) if last[v] == number and v not in stays]
-            steps.append(
-                _Forward(
-                    functions(call.operator).forward,
-                    attributes[call],
-                    self._slots(call.operands),
-                    self._slots(call.results),
-                    self._slots(tuple(ends)),
-                )
-            )
+        stays = frozenset((*made, *self.segment.parameters))
+        found = chains(body, frozenset(made)) if self._chained else tuple((call,) for call in body)
+        last = {operand: number for number, chain in enumerate(found) for operand in chain_operands(chain)}
+        last = {r: number for number, chain in enumerate(found) for r in chain[-1].results} | last
+        attributes, steps = dict(zip(self.segment.body, self._attributes, strict=True)), []
+        for number, chain in enumerate(found):
+            operands, results = chain_operands(chain), chain[-1].results
+            ends = [v for v in dict.fromkeys(operands + results) if last[v] == number and v not in stays]
+            function = functions(chain[0].operator).forward
+            slots = (self._slots(names) for names in (operands, results, tuple(ends)))
+            steps.append(_Forward(function, attributes[chain[0]], *slots))
         return tuple(steps)
 
-    def _backward_steps(self, attributes: list[dict[str, Any]]) -> tuple[_Backward, ...]:
+    def _backward_steps(self, attributes: list[dict[str, Any]]) -> tuple[Transpose, ...]:
         """Calls in reverse that lie between a given output gradient and something that wants one."""
         segment = self.segment
         reached = {v for v in segment.outputs if v in segment.differentiable}
@@ -327,30 +254,34 @@ class BoundSegment:
                 steps.append(step)
         return tuple(steps)
 
-    def _backward_step(self, call: Call, attributes: Attributes) -> _Backward:
+    def _backward_step(self, call: Call, attributes: Attributes) -> Transpose:
         row, module = call.row, functions(call.operator)
         results = tuple(self.segment.final(r) for r in call.results)
         slots = dict(zip(row.operands + row.results, self._slots(call.operands + results), strict=True))
         operands = list(zip(row.operands, call.operands, strict=True))
-        inputs = [o for name, o in operands if name not in row.data and name not in row.parameters]
-        targets = tuple(self._slot[o] if o in self.segment.differentiable else None for o in inputs)
+        inputs = {name: o for name, o in operands if name not in row.data and name not in row.parameters}
+        targets = tuple(self._slot[o] if o in self.segment.differentiable else None for o in inputs.values())
         wanted = any(target is not None for target in targets)
+        twice = len(set(inputs.values())) < len(inputs)  # one value is read twice by the call
+        own = tuple(name not in row.hands_on and not twice for name in inputs)
         weights = tuple(o for name, o in operands if name in row.parameters)
+        both = getattr(module, "backward", None) if row.weight_with_input else None
         saved_weight = row.saves if row.weight_with_input else row.saves_weight
         main = results[: len(row.main_results)]
         types = [self.segment.types[result] for result in main]
-        return _Backward(
+        return Transpose(
             attributes,
             tuple((self._slot[r], DTYPES[t.dtype], t.shape) for r, t in zip(main, types, strict=True)),
             tuple((name, slots[name]) for name in row.saves),
             tuple((name, slots[name]) for name in saved_weight),
             targets,
+            own,
             weights,
             tuple(self._weights[o] for o in weights),
             module.backward_input if wanted else None,
             module.backward_weight if weights else None,
-            getattr(module, "backward", None) if wanted and weights and row.weight_with_input else None,
-            row.weight_with_input,
+            both if wanted and weights else None,
+            bool(weights) and not row.weight_with_input,
             self._slots(main),
             self._slots(tuple(r for r in main if f"d.{r}" not in self.segment.weight_frame)),
         )
@@ -359,26 +290,3 @@ class BoundSegment:
 def _fill(values: Slots, slots: tuple[int, ...], tensors: Sequence[Tensor]) -> None:
     for slot, tensor in zip(slots, tensors, strict=True):
         values[slot] = tensor
-
-
-def _drop(values: Slots, slots: tuple[int, ...]) -> None:
-    for slot in slots:
-        values[slot] = None
-
-
-def _named(names: Names, values: Slots) -> dict[str, Tensor]:
-    return {name: values[slot] for name, slot in names}
-
-
-def _into(step: _Backward, given: Given) -> tuple[Tensor, ...]:
-    """Where the gradients of a call's parameters are added."""
-    return tuple(given[name] if held is None else held for name, held in zip(step.weights, step.into))
-
-
-def _given(step: _Backward, d: Slots) -> tuple[Tensor, ...]:
-    """Gradients of the call's results; zero for a result that no loss depends on."""
-    device = next(d[slot].device for slot, _, _ in step.gradients if d[slot] is not None)
-    return tuple(
-        torch.zeros(shape, dtype=dtype, device=device) if d[slot] is None else d[slot]
-        for slot, dtype, shape in step.gradients
-    )

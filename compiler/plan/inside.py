@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from titan.compiler.plan.chains import chain_operands, chains
 from titan.compiler.plan.operators import DTYPE_BYTES, statistics_dtype
 from titan.compiler.plan.scratch import call_scratch, weight_scratch
 from titan.compiler.plan.segment import Call, Segment
@@ -40,17 +41,19 @@ class Inside:
 
 def forward_inside(segment: Segment, body: tuple[Call, ...], made: frozenset[str]) -> Inside:
     """A forward or a rebuild that leaves the values `made`. What an identity makes is the storage of its operand."""
-    last = {o: n for n, call in enumerate(body) for o in call.operands}
+    joined = chains(body, made)
+    last = {o: n for n, chain in enumerate(joined) for o in chain_operands(chain)}
     held: dict[str, int] = {}
     live = peak = 0
-    for n, call in enumerate(body):
-        for value in call.results:
-            source = call.operands[0] if call.row.identity else ""
+    for n, chain in enumerate(joined):
+        call, operands, results = chain[0], chain_operands(chain), chain[-1].results
+        for value in results:
+            source = operands[0] if call.row.identity else ""
             handed = source in held and source not in made and last[source] == n
             held[value] = held.pop(source) if handed else segment.types[value].bytes
             live += 0 if handed else held[value]
         peak = max(peak, live + call_scratch(segment, call, False))
-        for value in dict.fromkeys((*call.operands, *call.results)):
+        for value in dict.fromkeys((*operands, *results)):
             if value in held and value not in made and last.get(value, n) == n:
                 live -= held.pop(value)
     return Inside(peak, live)
@@ -115,9 +118,13 @@ class _Backward:
         zeros = [self.new(self.bytes(r)) for r in main if r not in self.roots]
         if any(o in segment.differentiable for _, o in inputs):
             given = self.roots.get(main[0], zeros[0] if zeros else "")
+            twice = len({o for _, o in inputs}) < len(inputs)
+            own = [name not in row.hands_on and not twice for name, _ in inputs]
             found = [(o, self._input(name, o, given, call, main[0])) for name, o in inputs]
             self.need(call_scratch(segment, call, True))
-            self._add([(o, root) for o, root in found if o in segment.differentiable])
+            for (operand, root), new in zip(found, own, strict=True):
+                if operand in segment.differentiable:
+                    self._add(operand, root, new)
             for _, root in found:
                 self.drop(root)
         if weights and not row.weight_with_input:
@@ -133,15 +140,13 @@ class _Backward:
             return self.hold(given)
         return self.new(self.bytes(operand))
 
-    def _add(self, found: list[tuple[str, Root]]) -> None:
-        """Sums of what several readers give are made before the summands go."""
-        for operand, root in found:
-            before = self.roots.get(operand)
-            if before is None:
-                self.roots[operand] = self.hold(root)
-            else:
-                self.roots[operand] = self.new(self.bytes(operand))
-                self.drop(before)
+    def _add(self, operand: str, root: Root, own: bool) -> None:
+        """A sum of what several readers give is made in what the call gives of its `own`, else, before the summands go,
+        anew."""
+        before = self.roots.get(operand)
+        self.roots[operand] = self.hold(root) if own or before is None else self.new(self.bytes(operand))
+        if before is not None:
+            self.drop(before)
 
 
 def backward_inside(segment: Segment, weights: bool, carried: frozenset[str]) -> Inside:

@@ -166,13 +166,14 @@ def peak_rate(samples: Iterable[Sample], dtype: str) -> float | None:
 
 def in_a_row(probes: Sequence[tuple[Plan, Sequence[Watched]]], host: float, around: float) -> float:
     """How much longer operators of a segment take than one by one, their calls counted: gradients are summed between
-    them, memory is freed, caches are left to the next. Median over segments that are not short."""
+    them, memory is freed, caches are left to the next; what one kernel does together takes less. Median over segments
+    that are not short."""
     found = []
     for plan, ranks in probes:
         for seconds, inside in _segments(plan, ranks):
             if seconds >= SHORT:
                 found.append((seconds - host - around * len(inside)) / sum(inside))
-    return max(median(found), 1.0) if found else 1.0
+    return median(found) if found else 1.0
 
 
 def stretched(curve: Curve, ratio: float) -> Curve:

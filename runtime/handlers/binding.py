@@ -40,14 +40,15 @@ class Binding:
         order: str,
         capture: Callable[[str, Tensor], None] | None,
         tiers: tuple[str, ...] = ("",),
+        chained: bool = True,
     ) -> None:
-        """`tiers` are those that the program leaves to the run."""
+        """`tiers` are those that the program leaves to the run; `chained` as of a bound segment."""
         self.plan, self.rank, self.transport, self.state = plan, rank, transport, state
         separator = plan.setting("train.separator")
         source = Padded(source, int(plan.setting("train.sequence"))) if plan.setting("train.padding") else source
         self.source = source if separator is None else Documents(source, int(separator))
         self.order, self.training = order, order in ("train", "body")
-        self.capture = capture
+        self.capture, self._chained = capture, chained
         self.coordinates = plan.mesh.coordinates(rank)
         self.registers = Registers(plan, state.buffers, tiers)
         self.slots: list[Any] = self.registers.slots
@@ -77,6 +78,7 @@ class Binding:
                 self.state.gradients,
                 self.plan.mesh,
                 self.coordinates,
+                self._chained,
             )
         return found
 

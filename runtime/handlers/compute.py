@@ -11,7 +11,8 @@ from titan.compiler.plan.segment import Segment, bind, parse_unit
 from titan.runtime.dtypes import DTYPES
 from titan.runtime.handlers.binding import Action, Binding
 from titan.runtime.registers import ProgramError, reader, writer
-from titan.runtime.segments import NOTHING, Given
+from titan.runtime.segments import NOTHING
+from titan.runtime.transposes import Given
 from torch import Tensor
 
 

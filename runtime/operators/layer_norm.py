@@ -10,17 +10,13 @@ from titan.runtime.dtypes import statistics
 from titan.runtime.place import Attributes, Gradients, Place, Saved
 from torch import Tensor
 
-_aten = torch.ops.aten
-
 
 def forward(attributes: Attributes, place: Place, x: Tensor, gain: Tensor, shift: Tensor) -> tuple[Tensor, ...]:
     """[batch, sequence, hidden] -> (the same, mean [batch, sequence], rstd [batch, sequence])."""
     exact = _exact(x)
-    out, mean, rstd = _aten.native_layer_norm(
-        x, x.shape[-1:], gain.to(exact), shift.to(exact), float(attributes["eps"])
-    )
+    out, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], gain.to(exact), shift.to(exact), attributes["eps"])
     wanted = statistics(x.dtype)
-    return out, mean.squeeze(-1).to(wanted), rstd.squeeze(-1).to(wanted)
+    return out, mean.squeeze_(-1).to(wanted), rstd.squeeze_(-1).to(wanted)
 
 
 def backward_input(attributes: Attributes, place: Place, saved: Saved, gradients: Gradients) -> tuple[Tensor, ...]:
@@ -53,5 +49,5 @@ def _exact(x: Tensor) -> torch.dtype:
 def _gradients(saved: Saved, dy: Tensor, wanted: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
     x, gain = saved["x"], saved["gain"].to(_exact(saved["x"]))
     mean, rstd = saved["mean"].unsqueeze(-1), saved["rstd"].unsqueeze(-1)
-    dx, dgain, dshift = _aten.native_layer_norm_backward(dy, x, x.shape[-1:], mean, rstd, gain, gain, wanted)
+    dx, dgain, dshift = torch.ops.aten.native_layer_norm_backward(dy, x, x.shape[-1:], mean, rstd, gain, gain, wanted)
     return dx, dgain, dshift

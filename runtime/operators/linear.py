@@ -1,21 +1,25 @@
-"""x times the transpose of a weight [out, in]."""
+"""x times the transpose of a weight [out, in]; with it, in one kernel, a bias and a sum that follow."""
 
 from __future__ import annotations
 
 import torch
+from titan.runtime.matrix import rows_by, rows_by_transpose
 from titan.runtime.place import Attributes, Gradients, Place, Saved
 from torch import Tensor
 
 _ROWS = 4096  # rows converted to float32 at once where there is no mixed matrix product
 
 
-def forward(attributes: Attributes, place: Place, x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
-    """[batch, sequence, in] -> [batch, sequence, out]."""
-    return (torch.nn.functional.linear(x, weight),)
+def forward(attributes: Attributes, place: Place, x: Tensor, weight: Tensor, *added: Tensor) -> tuple[Tensor, ...]:
+    """[batch, sequence, in] -> [batch, sequence, out]. `added`: a bias [out], a tensor like the result, or both, of the
+    calls that follow in a chain."""
+    bias = added[0] if added and added[0].dim() == 1 else None
+    rest = added[bias is not None :]
+    return (rows_by_transpose(x, weight, bias, rest[0] if rest else None),)
 
 
 def backward_input(attributes: Attributes, place: Place, saved: Saved, gradients: Gradients) -> tuple[Tensor, ...]:
-    return (torch.matmul(gradients[0], saved["weight"]),)
+    return (rows_by(gradients[0], saved["weight"]),)
 
 
 def backward_weight(

@@ -338,6 +338,24 @@ def test_forward_and_gradients_equal_autograd(case: Case) -> None:
 
 
 @cases
+def test_gradients_are_tensors_of_their_own_unless_the_row_says(case: Case) -> None:
+    """Others are added to them in place."""
+    row, module = OPERATORS[case.operator], functions(case.operator)
+    if not row.differentiable:
+        pytest.skip("no gradient")
+    results = module.forward(case.attributes, PLACE, *case.operands)
+    given = tuple(_normal(*r.shape) for r in results[: len(row.main_results)])
+    saved = _saved(case, results, row.saves)
+    found = module.backward_input(case.attributes, PLACE, saved, given)
+    inputs, _ = _roles(case)
+    seen = {x.untyped_storage().data_ptr() for x in (*case.operands, *results, *given)}
+    for n, gradient in zip(inputs, found, strict=True):
+        storage = gradient.untyped_storage().data_ptr()
+        assert row.operands[n] in row.hands_on or storage not in seen
+        seen.add(storage)
+
+
+@cases
 def test_both_gradients_at_once_are_the_two_apart(case: Case) -> None:
     module, (_, parameters) = functions(case.operator), _roles(case)
     both = getattr(module, "backward", None)
