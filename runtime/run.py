@@ -22,7 +22,8 @@ from titan.runtime.ahead import Ahead, Settled
 from titan.runtime.drive import Program, drive
 from titan.runtime.interpreter import Executable, usual
 from titan.runtime.optimizer import Training
-from titan.runtime.state import allocate
+from titan.runtime.rehearsal import rehearse
+from titan.runtime.state import allocate, fill
 from titan.runtime.watermark import Decision, Replay, Watermark, decision_text, read_decisions
 
 if TYPE_CHECKING:
@@ -68,8 +69,12 @@ class RankRun:
         self.plan, self.world, self.job, self.emit = plan, world, job, emit
         rank, device = world.rank, world.device
         transport = ProcessGroupTransport(plan, rank, world.store, device, world.interface, world.generation)
-        self.state = allocate(plan, rank, device, initialize=job.saved is None)
-        if job.saved is not None:
+        self.state = allocate(plan, rank, device, initialize=False)
+        if device.type == "cuda" and plan.mesh.world_size > 1:
+            rehearse(plan, self.state, job.source, device)
+        if job.saved is None:
+            fill(plan, self.state)
+        else:
             checkpoint.load(job.saved, self.state)
         recorder = world.control.recorder(rank)
 

@@ -44,9 +44,15 @@ def allocate(plan: Plan, rank: int, device: torch.device | str = "cpu", initiali
     state = State(rank, plan.mesh.coordinates(rank), buffers, {}, {}, {})
     for bucket in role_buckets(plan, role):
         _view(plan, bucket, state)
-        if initialize:
-            _fill(plan, bucket, state)
+    if initialize:
+        fill(plan, state)
     return state
+
+
+def fill(plan: Plan, state: State) -> None:
+    """Gives the parameters their initial values, and float32 copies those."""
+    for bucket in role_buckets(plan, plan.role_of(state.rank)):
+        _fill(plan, bucket, state)
 
 
 def _zeros(buffer: Buffer, device: torch.device) -> Tensor:

@@ -15,7 +15,9 @@ from titan.runtime.data import SyntheticSource
 from titan.runtime.host import HostLink
 from titan.runtime.interpreter import Executable
 from titan.runtime.operators import rope
-from titan.runtime.transport.base import Channel, Communicator, Finished, Handle, Signature, Transport
+from titan.runtime.transport.base import Communicator, Handle, Signature
+from titan.runtime.transport.echo import EchoBackend
+from titan.runtime.transport.echo import EchoTransport as Echo
 from titan.runtime.transport.process_group import ProcessGroupCommunicator
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -31,39 +33,13 @@ class Sent:
     wire: int
 
 
-class _Done:
-    """Work that is done."""
-
-    def is_completed(self) -> bool:
-        return True
-
-    def wait(self, *_: Any) -> None: ...
-
-
-class _Backend:
-    """Every other member has what this one has: shapes and allocations are those of a real run, sums are not."""
-
+class _Backend(EchoBackend):
     def __init__(self, members: int, stream: str, sent: list[Sent]) -> None:
-        self._members, self._stream, self._sent = members, stream, sent
+        super().__init__(members)
+        self._stream, self._sent = stream, sent
 
     def note(self, kind: str, whole: int, passes: int) -> None:
         self._sent.append(Sent(self._stream, kind, whole, passes * whole * (self._members - 1) // self._members))
-
-    def _allgather_base(self, whole: Tensor, value: Tensor) -> _Done:
-        for part in whole.view(self._members, -1):
-            if part.data_ptr() != value.data_ptr():
-                part.copy_(value)
-        return _Done()
-
-    def alltoall_base(self, received: Tensor, parts: Tensor, *_: Any) -> _Done:
-        received.copy_(parts)
-        return _Done()
-
-    def allreduce(self, *_: Any) -> _Done:
-        return _Done()
-
-    def broadcast(self, *_: Any) -> _Done:
-        return _Done()
 
 
 class EchoCommunicator(ProcessGroupCommunicator):
@@ -98,17 +74,7 @@ class EchoCommunicator(ProcessGroupCommunicator):
         return super()._broadcast(value, root, signature)
 
 
-class EchoChannel(Channel):
-    __slots__ = ()
-
-    def send(self, value: Tensor) -> Handle:
-        return Finished(None)
-
-    def recv(self, shape: tuple[int, ...], dtype: torch.dtype) -> Handle:
-        return Finished(torch.zeros(shape, dtype=dtype))
-
-
-class EchoTransport(Transport):
+class EchoTransport(Echo):
     """`sent` is what the rank communicated, in order of issue."""
 
     __slots__ = ("sent",)
@@ -119,9 +85,6 @@ class EchoTransport(Transport):
 
     def communicator(self, members: tuple[int, ...], stream: str) -> Communicator:
         return EchoCommunicator(members, self.rank, stream, self.sent)
-
-    def channel(self, sender: int, receiver: int, stream: str) -> Channel:
-        return EchoChannel()
 
 
 class Storages(TorchDispatchMode):
