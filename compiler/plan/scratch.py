@@ -58,8 +58,7 @@ def _squares(call: Call, named: dict[str, TensorType], wide: int, backward: bool
 
 
 def weight_scratch(segment: Segment, call: Call) -> int:
-    """What forming weight gradients takes beside their float32 sums: wide copies of narrow rows, or with many rows the
-    product itself on devices that form it in float32."""
+    """What forming weight gradients takes beside their float32 sums: wide copies of narrow rows."""
     if call.row.weight_with_input or not call.row.parameters:
         return 0
     if call.operator == "embedding":
@@ -72,8 +71,7 @@ def weight_scratch(segment: Segment, call: Call) -> int:
     if call.operator != "linear":
         return wide * result.elements
     rows = prod(result.shape[:-1])
-    widened = min(rows, ROWS) * sum(weight.shape)
-    return wide * (max(widened, weight.elements) if rows >= ROWS else widened)
+    return wide * min(rows, ROWS) * sum(weight.shape)
 
 
 def _rows(segment: Segment, call: Call) -> int:

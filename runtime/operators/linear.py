@@ -31,7 +31,7 @@ def backward_weight(
     if dy.dtype == gradient.dtype:
         gradient.addmm_(dy.t(), x)
     elif dy.device.type == "cuda":
-        gradient.add_(torch.mm(dy.t(), x, out_dtype=gradient.dtype))
+        torch.addmm(gradient, dy.t(), x, out_dtype=gradient.dtype, out=gradient)
     else:
         for first in range(0, dy.shape[0], _ROWS):
             rows = slice(first, first + _ROWS)
