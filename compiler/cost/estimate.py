@@ -24,8 +24,6 @@ from titan.compiler.schedules.timetable import Durations
 from titan.compiler.spec.padding import padded
 from titan.compiler.strategy import Strategy
 
-OPEN = 0.97  # share of a bound over all ways to share experts that holds: kernels of fewer rows are not always slower
-
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
@@ -100,7 +98,7 @@ class Estimator(LayerPrices):
         stage = ceil(max(loads)) if loads else self.bottleneck(s.pipeline, one, ends)
         if open_experts and not loads:
             stage = -(-self.shape.layers // s.pipeline)  # cheaper layers would make a head weigh more of them
-        return self._pipeline_part(s, stage, loads, layer, recompute) * (OPEN if open_experts else 1.0)
+        return self._pipeline_part(s, stage, loads, layer, recompute)
 
     def floor(self, s: Strategy, fill: int) -> float:
         """Seconds that no micro-batch size gets below on the strategy's mesh, whose own is the largest: what a sequence
@@ -136,6 +134,8 @@ class Estimator(LayerPrices):
     def crowded(self, s: Strategy, body: float) -> float:
         """Seconds of the body of a step where ranks share cores: no less than the work of all on the cores that there
         are. While some wait, others are faster: a bubble costs little then."""
+        if self._crowd(s) == 1.0:
+            return body
         layer, head = self.layer(self.cut(s)), self.head(self.cut(s))
         one = layer.forward + layer.backward + layer.rebuilt(s.recompute)
         micro_batches = self.global_batch // (s.data * s.micro_batch)
@@ -267,6 +267,11 @@ class Estimator(LayerPrices):
         data, context, _ = s.expert_parts
         return self._buffers(s, self._experts_held(s) * layers, max(self._shards(s) // (data * context), 1))
 
+    def state_bytes(self, s: Strategy, held: float, layers: float) -> float:
+        """Bytes of parameters, gradients and optimizer state of a rank with `held` parameters and the experts of
+        so many layers."""
+        return self._buffers(s, held) + self._expert_buffers(s, layers)
+
     def _layer_held(self, s: Strategy) -> float:
         """Parameters of a layer on one rank, whole, its experts too."""
         return self.shape.layer_parameters / s.tensor + self._experts_held(s)
@@ -313,26 +318,26 @@ class Estimator(LayerPrices):
         weights, end = self.shape.layer_parameters / s.tensor, self.shape.end_parameters / s.tensor
         found = 0.0
         if s.zero == 3 and s.gather == "each":
-            one = self._collective("all_gather", near, weights * self.size)
-            first = self._collective("all_gather", near, end * self.size) if ends else one
-            one += self._experts_collective(s, "all_gather", self.size)
+            one = self.collective("all_gather", near, weights * self.size)
+            first = self.collective("all_gather", near, end * self.size) if ends else one
+            one += self.experts_collective(s, "all_gather", self.size)
             for compute in (layer.forward, layer.backward):
                 found += first + layers * max(one - (compute if s.prefetch else 0.0), 0.0)
         if "g" in s.sharded:
-            one = self._collective("reduce_scatter", near, weights * self.statistic)
-            last = self._collective("reduce_scatter", near, end * self.statistic) if ends else one
-            one += self._experts_collective(s, "reduce_scatter", self.statistic)
+            one = self.collective("reduce_scatter", near, weights * self.statistic)
+            last = self.collective("reduce_scatter", near, end * self.statistic) if ends else one
+            one += self.experts_collective(s, "reduce_scatter", self.statistic)
             found += last + layers * max(one - layer.backward, 0.0)
         return found
 
-    def _experts_collective(self, s: Strategy, opcode: str, size: int) -> float:
+    def experts_collective(self, s: Strategy, opcode: str, size: int) -> float:
         """Seconds of a gather or sum of one layer's experts over the shards of those that hold the same ones."""
         data, context, _ = s.expert_parts
         shards = self._shards(s) // (data * context)
         if shards < 2 or not self.shape.expert_parameters:
             return 0.0
         far = strided(s.tensor * context * data, shards, self.machine.devices_per_node)
-        return self._collective(opcode, far, self._experts_held(s) * size)
+        return self.collective(opcode, far, self._experts_held(s) * size)
 
     def _communicators(self, s: Strategy) -> int:
         groups = sum(degree > 1 for degree in (s.tensor, s.context, s.data * s.context, s.data * s.context))
@@ -346,14 +351,14 @@ class Estimator(LayerPrices):
         near = strided(s.tensor, min(shards, replicas), self.machine.devices_per_node)
         summed = 0.0
         if "g" not in s.sharded:
-            summed = self._collective("reduce_scatter", near, held * self.statistic) if s.zero else 0.0
-            summed += self._collective("all_reduce", far, held * self.statistic) if not s.zero else 0.0
+            summed = self.collective("reduce_scatter", near, held * self.statistic) if s.zero else 0.0
+            summed += self.collective("all_reduce", far, held * self.statistic) if not s.zero else 0.0
         own, seconds = held / shards, max(summed - hidden, summed / max(self.shape.layers / s.pipeline + 1, 1))
         if s.zero and shards < replicas:
             between = strided(s.tensor * shards, replicas // shards, self.machine.devices_per_node)
-            seconds += self._collective("all_reduce", between, own * self.statistic)
+            seconds += self.collective("all_reduce", between, own * self.statistic)
         if s.zero and (s.zero < 3 or s.gather == "once"):
-            seconds += self._collective("all_gather", near, held * self.size)
+            seconds += self.collective("all_gather", near, held * self.size)
         return seconds + self._update(s, own, held)
 
     def _update(self, s: Strategy, own: float, held: float) -> float:
@@ -372,8 +377,8 @@ class Estimator(LayerPrices):
         seconds = 0.0
         if "g" not in s.sharded:
             opcode = "reduce_scatter" if s.zero else "all_reduce"
-            seconds += self._collective(opcode, far, held * self.statistic) / max(self.shape.layers / s.pipeline, 1)
+            seconds += self.collective(opcode, far, held * self.statistic) / max(self.shape.layers / s.pipeline, 1)
         if s.zero and (s.zero < 3 or s.gather == "once"):
-            seconds += self._collective("all_gather", far, held * self.size)
+            seconds += self.collective("all_gather", far, held * self.size)
         own = held / (replicas if s.zero else 1)
         return seconds + self._update(s, own, held)

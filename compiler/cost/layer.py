@@ -44,7 +44,9 @@ class Cut(NamedTuple):
 class LayerCost:
     """Seconds forward and backward, communication included; bytes kept until backward, and of the layer's input.
 
-    For the recompute tiers `selective` and `full`: bytes stored, seconds of a rebuild.
+    For the recompute tiers `selective` and `full`: bytes stored, seconds of a rebuild. `traffic`: of the seconds
+    forward and backward those of collectives that are waited for where they are issued, `ring` what a ring's blocks
+    hardly hide; `weight` of the backward that to weights.
     """
 
     forward: float
@@ -53,6 +55,9 @@ class LayerCost:
     entry: int
     selective: tuple[int, float] = (0, 0.0)
     full: tuple[int, float] = (0, 0.0)
+    traffic: tuple[float, float] = (0.0, 0.0)
+    ring: tuple[float, float] = (0.0, 0.0)
+    weight: float = 0.0
 
     def stored(self, tier: str) -> int:
         return {"selective": self.selective[0], "full": self.full[0]}.get(tier, self.kept)
@@ -90,6 +95,7 @@ class LayerPrices:
         self._heads: dict[Cut, LayerCost] = {}
 
     def layer(self, cut: Cut) -> LayerCost:
+        cut = cut._replace(loss_rows=0)
         if cut not in self._layers:
             self._layers[cut] = self._mean_layer(cut) if self.shape.mixtures else self._layer(cut, self.shape.ffn)
         return self._layers[cut]
@@ -108,7 +114,9 @@ class LayerPrices:
             plain = self._plain.get((shared, kind.ffn))
             if plain is None:
                 plain = self._plain[shared, kind.ffn] = self._layer(shared, kind.ffn)
-            forward, backward, kept = self._experts(cut, kind) if kind.experts else (0.0, 0.0, 0)
+            forward, backward, kept, moved, weight = (
+                self._experts(cut, kind) if kind.experts else (0.0, 0.0, 0, 0.0, 0.0)
+            )
             share = kind.count / n
             total = LayerCost(
                 total.forward + share * (plain.forward + forward),
@@ -120,42 +128,53 @@ class LayerPrices:
                     total.selective[1] + share * plain.selective[1],
                 ),
                 (total.full[0] + round(share * plain.full[0]), total.full[1] + share * (plain.full[1] + forward)),
+                (
+                    total.traffic[0] + share * (plain.traffic[0] + moved),
+                    total.traffic[1] + share * (plain.traffic[1] + moved),
+                ),
+                (total.ring[0] + share * plain.ring[0], total.ring[1] + share * plain.ring[1]),
+                total.weight + share * (plain.weight + weight),
             )
         return total
 
-    def _experts(self, cut: Cut, kind: Mixture) -> tuple[float, float, int]:
-        """Seconds forward and backward of router, experts and exchange, and bytes kept until backward."""
+    def _experts(self, cut: Cut, kind: Mixture) -> tuple[float, float, int, float, float]:
+        """Seconds forward and backward of router, experts and exchange, bytes kept until backward, of both times the
+        seconds of the exchange, and of the backward that to weights."""
         shape, size, per_node = self.shape, self.size, self.machine.devices_per_node
         tokens = cut.micro_batch * cut.sequence // cut.context
-        rows = (tokens // cut.tensor if cut.sequence_parallel else tokens) * kind.top_k
+        stream = tokens // cut.tensor if cut.sequence_parallel else tokens
+        rows = stream * kind.top_k
         if not cut.experts:
-            return self._experts_floor(cut, kind, tokens, rows)
+            return self._experts_floor(kind, stream, rows)
         data, context, tensor, width = cut.experts
         local = kind.experts // (data * context * tensor)
         gathered, inner = rows * width, kind.expert_ffn // width
-        forward, backward = self._products(tokens, [(shape.hidden, kind.experts)])
+        forward, backward, weight = self._products(stream, [(shape.hidden, kind.experts)])
         each = -(-gathered // local)  # rows of one expert, the fullest
-        narrow, wide = self._products(each, [(shape.hidden, inner)] * 2 + [(inner, shape.hidden)], local)
+        products = [(shape.hidden, inner)] * 2 + [(inner, shape.hidden)]
+        narrow, wide, more = self._products(each, products, local)
         whole = float(rows * shape.hidden * size)
         steps = (
             (data, cut.tensor * cut.context), (context, cut.tensor), (tensor, 1)
         )  # fmt: skip
-        traffic = 2 * sum(self._collective("all_to_all", strided(d, n, per_node), whole) for n, d in steps if n > 1)
+        traffic = 2 * sum(self.collective("all_to_all", strided(d, n, per_node), whole) for n, d in steps if n > 1)
         if width > 1:
             near = strided(1, width, per_node)
-            traffic += sum(self._collective(o, near, whole * width) for o in ("all_gather", "reduce_scatter"))
-        moved = moved_seconds(self.machine, size * (4 * rows * shape.hidden + 3 * gathered * inner))
+            traffic += sum(self.collective(o, near, whole * width) for o in ("all_gather", "reduce_scatter"))
+        moved = moved_seconds(self.machine, size * (2 * (rows + stream) * shape.hidden + 3 * gathered * inner))
+        back = moved_seconds(self.machine, size * ((3 * rows + 2 * stream) * shape.hidden + 5 * gathered * inner))
         kept = rows * shape.hidden + gathered * (shape.hidden + 3 * inner)
-        return forward + narrow + traffic + moved, backward + wide + traffic + 1.5 * moved, kept * size
+        return forward + narrow + traffic + moved, backward + wide + traffic + back, kept * size, traffic, weight + more
 
-    def _experts_floor(self, cut: Cut, kind: Mixture, tokens: int, rows: int) -> tuple[float, float, int]:
+    def _experts_floor(self, kind: Mixture, stream: int, rows: int) -> tuple[float, float, int, float, float]:
         """What no sharing of experts gets below: products at the rate of large ones, nothing exchanged."""
-        shape, dtype = self.shape, self.shape.product_dtype or self.shape.dtype
-        forward, backward = self._products(tokens, [(shape.hidden, kind.experts)])
-        work = 6.0 * rows * shape.hidden * kind.expert_ffn / self.machine.rate(dtype, "matmul")
-        moved = moved_seconds(self.machine, self.size * (4 * rows * shape.hidden + 3 * rows * kind.expert_ffn))
+        shape, dtype, numbers = self.shape, self.shape.product_dtype or self.shape.dtype, rows * kind.expert_ffn
+        forward, backward, weight = self._products(stream, [(shape.hidden, kind.experts)])
+        work = 6.0 * numbers * shape.hidden / self.machine.rate(dtype, "matmul")
+        moved = moved_seconds(self.machine, self.size * (2 * (rows + stream) * shape.hidden + 3 * numbers))
+        back = moved_seconds(self.machine, self.size * ((3 * rows + 2 * stream) * shape.hidden + 5 * numbers))
         kept = rows * (2 * shape.hidden + 3 * kind.expert_ffn) * self.size
-        return forward + work + moved, backward + 2 * work + 1.5 * moved, kept
+        return forward + work + moved, backward + 2 * work + back, kept, 0.0, weight + work
 
     def _layer(self, cut: Cut, width: float) -> LayerCost:
         """A layer whose feed-forward part is `width` wide."""
@@ -166,23 +185,28 @@ class LayerPrices:
         keys = max(shape.kv_heads // t, 1 if shape.kv_heads else 0) * shape.head_dim
         inner, up = round(width / t), 2 if shape.gated else 1
         products = [(shape.hidden, queries), (shape.hidden, keys), (shape.hidden, keys), (queries, shape.hidden)]
+        whole: list[
+            tuple[int, int]
+        ] = []  # products of latent attention that no rank shares: before tokens are gathered
         if shape.products:
-            products = [(k // (t if heads and n == shape.hidden else 1), n // (t if heads and n != shape.hidden else 1))
-                        for k, n, heads in shape.products]  # fmt: skip
+            products = [(k // (t if n == shape.hidden else 1), n // (t if n != shape.hidden else 1))
+                        for k, n, heads in shape.products if heads]  # fmt: skip
+            whole = [(k, n) for k, n, heads in shape.products if not heads]
         products += [(shape.hidden, inner)] * up + [(inner, shape.hidden)]
-        forward, backward = self._products(tokens, [p for p in products if p[0] and p[1]])
+        both = zip(self._products(tokens, products), self._products(stream, whole), strict=True)
+        forward, backward, weight = (a + b for a, b in both)
         attention, back_attention = self._attention(cut, tokens, queries) if queries else (0.0, 0.0)
         forward, backward = forward + attention, backward + back_attention
         residual, turned, hidden = stream * shape.hidden, tokens * (queries + keys), tokens * inner
+        turned = tokens * queries if shape.products else turned
         # norms and residual sums two each, rotary positions of queries and keys, activation; sums have no backward;
         # with a ring keys and values are packed, and gradients widened and narrowed
-        more = 2 if cut.ring > 1 else 0
+        more = 1 if cut.ring > 1 else 0
         forward += moved_seconds(self.machine, size * (10 * residual + 2 * turned + (up + 1) * hidden), 7 + more)
-        backward += moved_seconds(self.machine, size * (14 * residual + 2 * turned + (2 * up + 1) * hidden), 5 + more)
-        near, back = self._layer_traffic(cut, tokens, queries, keys)
-        if cut.ring > 1 and queries:
-            exposed = self._ring_exposed(cut, tokens * keys, tokens * queries)
-            near, back = near + exposed[0], back + exposed[1]
+        backward += moved_seconds(self.machine, size * (6 * residual + 2 * turned + (2 * up + 1) * hidden), 5 + more)
+        near, back = traffic = self._layer_traffic(cut, tokens, queries, keys)
+        ring = self._ring_exposed(cut, tokens * keys, tokens * queries) if cut.ring > 1 and queries else (0.0, 0.0)
+        near, back = near + ring[0], back + ring[1]
         gathered = tokens * shape.hidden
         whole_keys = keys * (cut.context if cut.context_form == "gathered" else 1)
         kept = 2 * residual + 2 * gathered + tokens * (2 * queries + 2 * whole_keys + (up + 1) * inner)
@@ -191,46 +215,52 @@ class LayerPrices:
         least = residual + summed + tokens * queries
         light = moved_seconds(self.machine, size * (4 * residual + (up + 1) * hidden))
         again = near / 2 if cut.sequence_parallel else 0.0
-        heavy = forward - attention - self._products(tokens, [(inner, shape.hidden)])[0]
+        # not again: attention, the last product and sum, and where ranks are summed the product before that
+        kept_products = [(inner, shape.hidden)] + ([(queries, shape.hidden)] if t > 1 and not shape.products else [])
+        heavy = forward - attention - self._products(tokens, kept_products)[0]
+        heavy -= moved_seconds(self.machine, size * (6 if t > 1 else 3) * residual)
         selective, full = (thrifty * size, light + again), (least * size, heavy + again)
-        return LayerCost(forward + near, backward + back, kept * size, residual * size, selective, full)
+        return LayerCost(
+            forward + near, backward + back, kept * size, residual * size, selective, full, traffic, ring, weight
+        )
 
-    def _products(self, tokens: int, products: list[tuple[int, int]], batch: int = 1) -> tuple[float, float]:
-        """Seconds forward and backward of linear layers (inner, outer width), `batch` of each."""
-        forward = backward = 0.0
+    def _products(self, tokens: int, products: list[tuple[int, int]], batch: int = 1) -> tuple[float, float, float]:
+        """Seconds forward and backward of linear layers (inner, outer width), `batch` of each, and of the backward
+        that to weights."""
+        forward = backward = weight = 0.0
         dtype = self.shape.product_dtype or self.shape.dtype
         for k, n in (p for p in products if p[0] and p[1]):
             forward += gemm_seconds(self.machine, tokens, n, k, dtype, self.size, batch)
             backward += gemm_seconds(self.machine, tokens, k, n, dtype, self.size, batch)
-            backward += gemm_seconds(self.machine, n, k, tokens, dtype, 8, batch)
+            weight += gemm_seconds(self.machine, n, k, tokens, dtype, 8, batch)
             if dtype != self.shape.dtype:
                 forward += cast_seconds(self.machine, batch * tokens * k)
                 backward += cast_seconds(self.machine, batch * tokens * n)
-        return forward, backward
+        return forward, backward + weight, weight
 
     def _layer_traffic(self, cut: Cut, tokens: int, queries: int, keys: int) -> tuple[float, float]:
         """Seconds of collectives forward and backward: tensor regions, then the context form."""
         near = strided(1, cut.tensor, self.machine.devices_per_node)
         whole = float(tokens * self.shape.hidden * self.size)
         if cut.sequence_parallel:
-            once = 2 * (self._collective("all_gather", near, whole) + self._collective("reduce_scatter", near, whole))
+            once = 2 * (self.collective("all_gather", near, whole) + self.collective("reduce_scatter", near, whole))
         else:
-            once = 2 * self._collective("all_reduce", near, whole)
+            once = 2 * self.collective("all_reduce", near, whole)
         if cut.context == 1:
             return once, once
         far = strided(cut.tensor, cut.context, self.machine.devices_per_node)
         if cut.exchange > 1:
             far = strided(cut.tensor, cut.exchange, self.machine.devices_per_node)
             moved = sum(
-                self._collective("all_to_all", far, tokens * w * self.size) for w in (queries, queries, keys, keys)
+                self.collective("all_to_all", far, tokens * w * self.size) for w in (queries, queries, keys, keys)
             )
             return once + moved, once + moved
         if cut.context_form == "ring":
             return once, once
         gathered = float(tokens * cut.context * keys * self.size)
         return (
-            once + 2 * self._collective("all_gather", far, gathered),
-            once + 2 * self._collective("reduce_scatter", far, gathered),
+            once + 2 * self.collective("all_gather", far, gathered),
+            once + 2 * self.collective("reduce_scatter", far, gathered),
         )
 
     def _attention(self, cut: Cut, tokens: int, queries: int) -> tuple[float, float]:
@@ -270,21 +300,24 @@ class LayerPrices:
                 found[way] += share * (steps - 1) * max(moved - compute / steps, 0.0)
         return found[0], found[1]
 
-    def _collective(self, opcode: str, placement: Placement, whole: float) -> float:
+    def collective(self, opcode: str, placement: Placement, whole: float) -> float:
         return collective_seconds(self.machine, opcode, placement, whole)
 
     def _head(self, cut: Cut) -> LayerCost:
         shape, size = self.shape, self.size
         tokens = cut.micro_batch * cut.sequence // cut.context
         columns = -(-shape.vocab // cut.tensor)
-        forward, backward = self._products(tokens, [(shape.hidden, columns)])
+        forward, backward, weight = self._products(tokens, [(shape.hidden, columns)])
         logits = tokens * columns * size
         near = strided(1, cut.tensor, self.machine.devices_per_node)
-        traffic = self._collective("all_gather", near, float(tokens * shape.hidden * size))
+        traffic = self.collective("all_gather", near, float(tokens * shape.hidden * size))
         again = forward if cut.loss_rows else 0.0  # the maximum's own pass, and the logits formed again in backward
+        moved = moved_seconds(self.machine, 2.0 * logits)  # the maximum and the sum read them; gradients are formed
         return LayerCost(
-            forward + again + traffic + moved_seconds(self.machine, 3.0 * logits),
-            backward + again + traffic + moved_seconds(self.machine, 3.0 * logits),
+            forward + again + traffic + moved,
+            backward + again + traffic + moved,
             2 * (min(cut.loss_rows, tokens) * columns * size if cut.loss_rows else logits),
             tokens * shape.hidden * size,
+            traffic=(traffic, traffic),
+            weight=weight,
         )

@@ -61,8 +61,11 @@ class Prediction:
         }
 
 
-def predict(plan: Plan, timeline: Timeline | None = None, ledger: MemoryLedger | None = None) -> Prediction:
-    """Prediction of a plan from the plan alone; what the search has already worked out may be passed."""
+def predict(
+    plan: Plan, timeline: Timeline | None = None, ledger: MemoryLedger | None = None, bound: float = 0.0
+) -> Prediction:
+    """Prediction of a plan from the plan alone; what the search has already worked out may be passed, with the `bound`
+    of the step (seconds) that it knows."""
     machine = read_machine(plan.setting("cluster"))
     timeline, ledger = timeline or simulate(plan, machine), ledger or memory_ledger(plan, machine)
     dtype = COMPUTE_DTYPE[plan.setting("train.precision")]
@@ -76,7 +79,7 @@ def predict(plan: Plan, timeline: Timeline | None = None, ledger: MemoryLedger |
         utilisation(flops, tokens / timeline.seconds / world, peak),
         flops,
         executed_flops(plan) / timeline.seconds / world / peak if peak else None,
-        lower_bound(plan, machine),
+        max(bound, lower_bound(plan, machine)),
         _job(plan, tokens, timeline.seconds, machine),
         None if price is None else price * world * timeline.seconds / 3600 / tokens,
     )

@@ -27,7 +27,7 @@ DEGREES = ("region", "pipeline", "data", "context", "tensor")
 
 def plan_json(spec: Spec, result: SearchResult, proofs: Mapping[str, Proof]) -> dict[str, Any]:
     """The object that `titan plan --json` prints: numbers in base units, shares as fractions, None where unknown."""
-    found = predict(result.plan, result.timeline, result.ledger)
+    found = predict(result.plan, result.timeline, result.ledger, result.bound)
     s = result.strategy
     return {
         "world_size": result.plan.mesh.world_size,
@@ -138,7 +138,7 @@ def print_summary(spec: Spec, result: SearchResult, proofs: Mapping[str, Proof])
     """The summary for people, to stderr."""
     from rich.console import Console
 
-    found = predict(result.plan, result.timeline, result.ledger)
+    found = predict(result.plan, result.timeline, result.ledger, result.bound)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     if not console.is_terminal:
         console.width = 120
@@ -174,7 +174,7 @@ def _prediction_rows(found: Prediction) -> list[tuple[str, str, str]]:
     used, times, ledger = found.used, found.timeline, found.ledger
     bound = found.lower_bound
     memory = f"at most {_gib(ledger.upper)}, limit {_gib(ledger.limit)}: {ledger.verdict}"
-    distance = f"{times.seconds / bound:.2f} x: compute roofline, no communication"
+    distance = f"{times.seconds / bound:.2f} x: what every plan within the wishes must do"
     return [
         ("step", _seconds(times.seconds), "simulation of every program of the plan"),
         ("tokens/s per device", f"{used.tokens_per_second:,.1f}", ""),

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from titan.compiler.search.loss import loss_rows
-from titan.compiler.search.space import allowed, schedules, shardings
+from titan.compiler.search.space import allowed, options, schedules
 from titan.compiler.spec.divisors import divisors
 from titan.compiler.spec.legality import is_legal
 from titan.compiler.strategy import Strategy
@@ -71,7 +71,7 @@ def variants(spec: Spec, space: Space) -> Iterator[Strategy]:
     for s in space.candidates:
         parallels = allowed(spec, "sequence_parallel", idle=s.tensor == 1)
         orders = [row for row in schedules(spec, s.pipeline, s.micro_batches) if row[0] != "solved"]
-        for parallel, option, order, tier in product(parallels, _shardings(spec, s), orders, tiers):
+        for parallel, option, order, tier in product(parallels, options(spec, s), orders, tiers):
             name, chunks = order
             yield from _legal(
                 spec,
@@ -79,16 +79,11 @@ def variants(spec: Spec, space: Space) -> Iterator[Strategy]:
             )
 
 
-def _shardings(spec: Spec, s: Strategy) -> tuple[dict[str, Any], ...]:
-    """ZeRO choices, without any too."""
-    return (*(({"zero": 0},) if spec.parallel.zero.allows(0) else ()), *shardings(spec, s))
-
-
 def neighbours(spec: Spec, s: Strategy) -> Iterator[Strategy]:
     """Legal strategies that differ in one choice, or in how they save memory; stages are left open where the places of
     layers change."""
     tiers = (s.recompute,) if s.recompute in ("mixed", "adaptive") else allowed(spec, "recompute")
-    for option, tier in product(_shardings(spec, s), tiers):  # both save memory: one may make up for the other
+    for option, tier in product(options(spec, s), tiers):  # both save memory: one may make up for the other
         yield from _legal(spec, replace(s, **option, recompute=tier))
     for parallel in allowed(spec, "sequence_parallel", idle=s.tensor == 1):
         yield from _legal(spec, replace(s, sequence_parallel=parallel))

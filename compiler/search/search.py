@@ -14,6 +14,7 @@ from titan.compiler.cost.machine import Machine, read_machine
 from titan.compiler.cost.memory import MemoryLedger, memory_ledger
 from titan.compiler.cost.shape import read_shape
 from titan.compiler.cost.simulate import Timeline, simulate
+from titan.compiler.search.bound import least_step
 from titan.compiler.search.candidates import NEAR, Candidate, affordable, price, with_stages
 from titan.compiler.search.logits import with_kept_logits
 from titan.compiler.search.offload import WITH_ACTIVATIONS, least_layers
@@ -69,7 +70,8 @@ class RunnerUp:
 @dataclass(frozen=True)
 class SearchResult:
     """What was chosen, against what. `candidates` counts the legal strategies, `priced` those that needed a price,
-    `compiled` the finalists; `seconds` is the time of the search; `notes` say where and why it stopped early."""
+    `compiled` the finalists; `bound` is a step (seconds) that no legal strategy gets below; `seconds` is the time of
+    the search; `notes` say where and why it stopped early."""
 
     strategy: Strategy
     plan: Plan
@@ -80,6 +82,7 @@ class SearchResult:
     priced: int
     fitting: int
     compiled: int
+    bound: float
     seconds: float
     notes: tuple[str, ...]
 
@@ -186,6 +189,7 @@ def _search(spec: Spec, risk: bool) -> SearchResult:
         priced.number,
         len(fitting),
         len(finalists),
+        least_step(spec, estimator, space, limit),
         time.perf_counter() - started,
         _notes(space, len(fitting), len(finalists), lost),
     )

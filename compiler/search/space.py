@@ -355,6 +355,11 @@ def shardings(spec: Spec, s: Strategy) -> tuple[dict[str, Any], ...]:
     return tuple(found)
 
 
+def options(spec: Spec, s: Strategy) -> tuple[dict[str, Any], ...]:
+    """ZeRO choices for a mesh, without any too."""
+    return (*(({"zero": 0},) if spec.parallel.zero.allows(0) else ()), *shardings(spec, s))
+
+
 def _copies(spec: Spec, pipeline: int) -> bool:
     """Whether some ranks of one data rank hold copies of the same weights, over which state can be sharded."""
     if pipeline == 1:
