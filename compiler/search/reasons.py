@@ -84,7 +84,20 @@ def _reason(
     value, estimate = best
     if key == "context_order":
         within = _ring_steps(estimator.shape, chosen.strategy, str(value)) + within
+    if key == "context_heads":
+        within = _ring_place(spec.cluster.devices_per_node, chosen.strategy) + within
     return key, "search", f"{key} = {_text(value)} {_compare(estimate, chosen.estimate, limit)}{within}"
+
+
+def _ring_place(node: int, s: Strategy) -> str:
+    """Over which links keys and values go around, and heads are exchanged; `node`: devices of one."""
+
+    def place(ranks: int) -> str:
+        return "inside a node" if ranks <= node else "across nodes"
+
+    exchange = f", {s.context_heads} ranks exchange heads {place(s.tensor * s.context_heads)}"
+    ring = f"; a ring of {s.context // s.context_heads} {place(s.tensor * s.context)}"
+    return ring + (exchange if s.context_heads > 1 else "")
 
 
 def _ring_steps(shape: Shape, s: Strategy, other: str) -> str:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from titan.compiler.cost.simulate import simulate
 from titan.compiler.plan.segment import parse_unit
 from titan.compiler.plan.sizes import Sizes, liveness
 from titan.compiler.verify.proofs import verify
+from titan.runtime.data import SyntheticSource
+from titan.runtime.reference import reference_loss
+from titan.runtime.state import allocate
 
-from tests.benchmarks.long_context.model import FORMS, Form, attention_flops, plan, wire_bytes
+from tests.benchmarks.long_context.model import FORMS, VOCAB, Form, attention_flops, plan, wire_bytes
 from tests.benchmarks.long_context.overlap import waiting_at_once
+from tests.benchmarks.long_context.peer import loss_sum, peer, rotary
 
 TOKENS = 1024
 MOVES = ("send", "all_to_all", "all_gather", "reduce_scatter")
@@ -45,3 +50,17 @@ def test_activations_fall_as_one_over_the_degree() -> None:
     peaks = {c: liveness(found, found.roles[0]).peak for c in (1, 2, 4) for found in [plan(1 << 17, Form(c))]}
     for context, peak in peaks.items():
         assert peak * context / peaks[1] == pytest.approx(1, rel=0.1)
+
+
+def test_the_model_given_to_torch_is_the_plan_s() -> None:
+    found = plan(64, FORMS["one"])
+    parameters = allocate(found, 0).parameters
+    tokens, labels = SyntheticSource(VOCAB, seed=3).load([0], 0, 64)
+    total = loss_sum(parameters, tokens, labels, *rotary(64))
+    wanted, _ = reference_loss(found.setting("model"), parameters, tokens, labels, [0])
+    assert float(total) == pytest.approx(float(wanted), rel=1e-6)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() > 1, reason="there are devices")
+def test_without_devices_torch_s_context_parallel_is_counted_as_skipped() -> None:
+    assert "two CUDA devices" in peer(64, 1)["skipped"]

@@ -19,6 +19,7 @@ from tests.equivalence.comparison import Training, source_of, train_plan, train_
 from tests.equivalence.configurations import single_strategy
 from tests.equivalence.processes import train_processes
 from tests.runtime.test_ring import documents_alone, equal, exact, gap, packed, spec, strategy
+from tests.runtime.test_window import windowed
 
 torch.set_num_threads(1)
 
@@ -69,6 +70,20 @@ def test_packed_documents_are_filled_up(choices: dict[str, Any], family: str) ->
     found = packed(family)
     found = replace(found, train=found.train.model_copy(update={"sequence": LENGTH}))
     found = replace(found, model=found.model.model_copy(update={"max_positions": LENGTH}))
+    plan = lower(found, strategy(found, **choices))
+    assert plan.setting("train.padding") > 0 and unproven(plan) == []
+    equal(train_plan(plan, found, steps=1), *documents_alone(found, LENGTH))
+
+
+@pytest.mark.parametrize("choices", [
+    {"context": 4}, {"context": 3, "context_order": "contiguous"}, {"context": 4, "context_heads": 2},
+    {"context": 4, "data": 2, "zero": 3, "recompute": "full"},
+    {"context": 2, "tensor": 2, "sequence_parallel": True, "pipeline": 2, "schedule": "zero_bubble_h1"},
+])  # fmt: skip
+def test_documents_windows_padding_and_missing_labels_at_once(choices: dict[str, Any]) -> None:
+    """One layer that sees few tokens and one that sees all; a fifth of the labels is ignored, at random."""
+    found = windowed("llama", (5, None), packed("llama"))
+    found = replace(found, train=found.train.model_copy(update={"sequence": LENGTH}))
     plan = lower(found, strategy(found, **choices))
     assert plan.setting("train.padding") > 0 and unproven(plan) == []
     equal(train_plan(plan, found, steps=1), *documents_alone(found, LENGTH))

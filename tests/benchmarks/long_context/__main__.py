@@ -8,8 +8,8 @@ activations   bytes per rank at one, two and four ranks, by the plan and as tens
 wire          bytes that the ranks sent, counted while they ran, against the formulas of every form
 overlap       two ranks in two network namespaces joined by a limited link: how much of the transfers is hidden,
               beside a plan that waits at once and beside the simulation. Needs root; else counted as skipped
-
-Torch's own context_parallel has no kernel on a CPU and takes no part; that is counted as skipped too.
+peer          the ring beside torch's context_parallel on CUDA devices. It has no kernel for CPUs: needs two devices;
+              else counted as skipped
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any
 
 from tests.benchmarks.long_context.model import FORMS, attention_flops, plan, wire_bytes
 from tests.benchmarks.long_context.overlap import overlap
+from tests.benchmarks.long_context.peer import peer
 from tests.benchmarks.long_context.ranks import Watching, run
 
 LONG, RANKS = 131072, 4
@@ -81,6 +82,7 @@ def measure(quick: bool, tokens: int, parts: tuple[str, ...]) -> dict[str, Any]:
         "forms": lambda: forms(2048 if quick else 8192, 2),
         "activations": lambda: activations(8192 if quick else 32768),
         "overlap": lambda: overlap(8192 if quick else 16384, 3 if quick else 5, RATES[-1:] if quick else RATES),
+        "peer": lambda: peer(tokens, steps),
         "long": lambda: long(tokens, steps),
     }
     found = {name: work[name]() for name in work if name in parts}
@@ -92,7 +94,7 @@ def measure(quick: bool, tokens: int, parts: tuple[str, ...]) -> dict[str, Any]:
         "losses_equal": all(r["loss_gap"] < LOSS_GAP for r in found["forms"].values()) if "forms" in found else None,
         "hidden_share": found.get("overlap", {}).get("hidden_share"),
         **found,
-        "skipped": {"context_parallel of torch": PEER, **_skipped(found)},
+        "skipped": _skipped(found),
         "cores": os.cpu_count(),
         "load": os.getloadavg()[0],
     }
@@ -102,8 +104,7 @@ def _skipped(found: dict[str, dict[str, Any]]) -> dict[str, str]:
     return {name: part["skipped"] for name, part in found.items() if "skipped" in part}
 
 
-PARTS = ("forms", "activations", "overlap", "long")
-PEER = "it has no kernel for CPUs"
+PARTS = ("forms", "activations", "overlap", "peer", "long")
 
 
 def main() -> int:

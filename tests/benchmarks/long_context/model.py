@@ -13,6 +13,7 @@ from titan.compiler.strategy import Strategy
 from titan.grammar.parser import parse
 
 HEADS, WIDTH, LAYERS, VOCAB, SIZE = 2, 64, 2, 512, 4  # SIZE: bytes of an element
+THETA, EPSILON = 500000.0, 1e-5  # of the rotary positions, of the norms
 ROWS = 512  # tokens whose logits are formed at once
 
 
@@ -44,25 +45,26 @@ FORMS = {
 }
 
 
-def spec(tokens: int, ranks: int = 1, link: str = "") -> Spec:
+def spec(tokens: int, ranks: int = 1, link: str = "", precision: str = "fp32") -> Spec:
     """`link`: overrides of the cluster, as the language writes them."""
     text = f"""
 import clusters.local
 model = model {{
     vocab = {VOCAB}, hidden = {HEADS * WIDTH}, layers = {LAYERS} * dense {{ ffn = 256 }}, max_positions = {tokens}
-    attention = gqa {{ heads = {HEADS}, kv_heads = {HEADS}, head_dim = {WIDTH} }}, rope = {{ theta = 500000 }}
+    attention = gqa {{ heads = {HEADS}, kv_heads = {HEADS}, head_dim = {WIDTH} }}, rope = {{ theta = {THETA} }}
+    norm_eps = {EPSILON}
 }}
 cluster = local.cpu with {{ nodes = {ranks}{link} }}
-train {{ sequence = {tokens}, global_batch = 1, precision = fp32, steps = 3, data = synthetic({VOCAB}) }}
+train {{ sequence = {tokens}, global_batch = 1, precision = {precision}, steps = 3, data = synthetic({VOCAB}) }}
 """
     return resolve(parse(text, "long_context.titan"), Path())
 
 
-def plan(tokens: int, form: Form, link: str = "") -> Plan:
+def plan(tokens: int, form: Form, link: str = "", precision: str = "fp32") -> Plan:
     strategy = Strategy(
         context=form.context, context_form=form.kind, context_heads=form.heads, stages=(LAYERS,), loss_rows=ROWS
     )
-    return lower(spec(tokens, form.context, link), strategy)
+    return lower(spec(tokens, form.context, link, precision), strategy)
 
 
 def wire_bytes(tokens: int, form: Form) -> int:
