@@ -17,6 +17,7 @@ from titan.runtime.data import IGNORED, Around
 from titan.runtime.place import Attributes
 from titan.runtime.positions import positions
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 Places = tuple[tuple[Run, ...], tuple[Run, ...]]  # runs of the queries and of the keys
 
@@ -56,8 +57,19 @@ def squares(queries: tuple[Run, ...], keys: tuple[Run, ...], starts: Tensor, win
 
 
 def seen(attributes: Attributes, places: Places, starts: Tensor) -> Seen:
-    """The squares of every sample; `starts` [samples, queries]."""
-    window = int(attributes.get("window", 0))
-    for sample in range(starts.shape[0]):
-        for square in squares(*places, starts[sample], window):
-            yield slice(sample, sample + 1), square
+    """The squares of every sample; `starts` [samples, queries].
+
+    All layers of a micro-batch ask for the same: found once, a device is waited for once.
+    """
+    key = (places, int(attributes.get("window", 0)))
+    found = _known.setdefault(starts, {})
+    if key not in found:
+        found[key] = tuple(
+            (slice(sample, sample + 1), square)
+            for sample, row in enumerate(starts.cpu())
+            for square in squares(*places, row, key[1])
+        )
+    return found[key]
+
+
+_known: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # by the tensor of starts, as long as it lives

@@ -33,7 +33,7 @@ def test_bytes_and_work_of_every_form_are_the_formulas(name: str) -> None:
 
 
 def test_waiting_at_once_is_the_same_plan_without_overlap() -> None:
-    found = plan(1 << 16, Form(2), ", inter.bandwidth = 800 Mb/s")
+    found = plan(1 << 16, Form(2), "nodes = 2, inter.bandwidth = 800 Mb/s")
     plain = waiting_at_once(found)
     assert sorted(map(str, found.roles[0].blocks[0].instructions)) == sorted(
         map(str, plain.roles[0].blocks[0].instructions)

@@ -187,10 +187,16 @@ def test_bfloat16_is_as_near_as_one_process(context: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "choices", [{"context": 4}, {"context": 4, "context_heads": 2}, {"context": 2, "pipeline": 2, "recompute": "full"}]
+    ("choices", "precision"),
+    [
+        ({"context": 4}, "fp32"),
+        ({"context": 4, "context_heads": 2}, "fp32"),
+        ({"context": 2, "pipeline": 2, "recompute": "full"}, "fp32"),
+        ({"context": 4}, "bf16"),
+    ],
 )
-def test_processes_give_what_loopback_gives(choices: dict[str, Any], tmp_path: Path) -> None:
-    found = spec("llama", precision="fp32")
+def test_processes_give_what_loopback_gives(choices: dict[str, Any], precision: str, tmp_path: Path) -> None:
+    found = spec("llama", precision=precision)
     plan = lower(found, strategy(found, **choices))
     assert gap(train_processes(plan, source_of(found), 2, tmp_path), train_plan(plan, found)) < 1e-5
 

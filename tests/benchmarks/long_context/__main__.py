@@ -2,7 +2,8 @@
 
 long          a model of two layers and two heads of 64 trains on sequences of 131,072 tokens over four ranks, four
               minutes a step on two idle cores; `--only long --json` runs it alone, `--tokens N` takes another length
-forms         ring, head exchange, mixed and gathered keys beside one process: seconds, bytes of registers, loss
+forms         ring, head exchange, mixed and gathered keys beside one process: seconds, also as predicted, bytes of
+              registers, loss
 activations   bytes per rank at one, two and four ranks, by the plan and as tensors are counted while they run;
               `activation_ratio` is the degree times the share of one rank's bytes that is left: 1 when they fall as 1/c
 wire          bytes that the ranks sent, counted while they ran, against the formulas of every form
@@ -21,8 +22,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from titan.compiler.cost.simulate import simulate
+
 from tests.benchmarks.long_context.model import FORMS, attention_flops, plan, wire_bytes
-from tests.benchmarks.long_context.overlap import overlap
+from tests.benchmarks.long_context.overlap import attention_figure, overlap
 from tests.benchmarks.long_context.peer import peer
 from tests.benchmarks.long_context.ranks import Watching, run
 
@@ -49,13 +52,17 @@ def long(tokens: int, steps: int) -> dict[str, Any]:
 
 
 def forms(tokens: int, steps: int) -> dict[str, dict[str, Any]]:
-    """Every form on the same model and data, beside one process."""
+    """Every form on the same model and data, beside one process; priced by the speed of attention here."""
     found: dict[str, dict[str, Any]] = {}
     for name, form in FORMS.items():
-        ran = run(plan(tokens, form), steps)
+        shared = plan(
+            tokens, form, f"devices_per_node = {form.context}, cores = {os.cpu_count()}, {attention_figure()}"
+        )
+        ran = run(shared, steps)
         found[name] = {
             "ranks": form.context,
             "seconds": min(max(r.seconds[s] for r in ran) for s in range(steps)),
+            "predicted_seconds": simulate(shared).seconds,
             "register_bytes": max(r.registers for r in ran),
             "loss": ran[0].losses[-1],
             "loss_gap": abs(ran[0].losses[-1] / found.get("one", {"loss": ran[0].losses[-1]})["loss"] - 1),
@@ -79,7 +86,7 @@ def activations(tokens: int) -> dict[str, Any]:
 def measure(quick: bool, tokens: int, parts: tuple[str, ...]) -> dict[str, Any]:
     steps = 1 if quick else 3
     work: dict[str, Callable[[], dict[str, Any]]] = {
-        "forms": lambda: forms(2048 if quick else 8192, 2),
+        "forms": lambda: forms(2048 if quick else 16384, 2),
         "activations": lambda: activations(8192 if quick else 32768),
         "overlap": lambda: overlap(8192 if quick else 16384, 3 if quick else 5, RATES[-1:] if quick else RATES),
         "peer": lambda: peer(tokens, steps),

@@ -45,8 +45,8 @@ FORMS = {
 }
 
 
-def spec(tokens: int, ranks: int = 1, link: str = "", precision: str = "fp32") -> Spec:
-    """`link`: overrides of the cluster, as the language writes them."""
+def spec(tokens: int, cluster: str, precision: str = "fp32") -> Spec:
+    """`cluster`: overrides of a machine of one rank, as the language writes them."""
     text = f"""
 import clusters.local
 model = model {{
@@ -54,17 +54,18 @@ model = model {{
     attention = gqa {{ heads = {HEADS}, kv_heads = {HEADS}, head_dim = {WIDTH} }}, rope = {{ theta = {THETA} }}
     norm_eps = {EPSILON}
 }}
-cluster = local.cpu with {{ nodes = {ranks}{link} }}
+cluster = local.cpu with {{ {cluster} }}
 train {{ sequence = {tokens}, global_batch = 1, precision = {precision}, steps = 3, data = synthetic({VOCAB}) }}
 """
     return resolve(parse(text, "long_context.titan"), Path())
 
 
-def plan(tokens: int, form: Form, link: str = "", precision: str = "fp32") -> Plan:
+def plan(tokens: int, form: Form, cluster: str = "", precision: str = "fp32") -> Plan:
+    """On `cluster`; on a node for every rank where none is given."""
     strategy = Strategy(
         context=form.context, context_form=form.kind, context_heads=form.heads, stages=(LAYERS,), loss_rows=ROWS
     )
-    return lower(spec(tokens, form.context, link, precision), strategy)
+    return lower(spec(tokens, cluster or f"nodes = {form.context}", precision), strategy)
 
 
 def wire_bytes(tokens: int, form: Form) -> int:
