@@ -6,7 +6,7 @@ query sees the keys from there up to itself. The keys need to know nothing, so r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -72,4 +72,6 @@ def seen(attributes: Attributes, places: Places, starts: Tensor) -> Seen:
     return found[key]
 
 
-_known: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # by the tensor of starts, as long as it lives
+# by the tensor of starts, as long as it lives; then by places and window
+_known: MutableMapping[Tensor, dict[tuple[Places, int], tuple[tuple[slice, Square], ...]]]
+_known = WeakTensorKeyDictionary()
