@@ -2,8 +2,8 @@
 
 long          a model of two layers and two heads of 64 trains on sequences of 131,072 tokens over four ranks, four
               minutes a step on two idle cores; `--only long --json` runs it alone, `--tokens N` takes another length
-forms         ring, head exchange, mixed and gathered keys beside one process: seconds, also as predicted, bytes of
-              registers, loss
+forms         ring, head exchange, mixed and gathered keys beside one process: seconds, also as predicted, those on
+              processors of all ranks and of the busiest, bytes of registers, loss
 activations   bytes per rank at one, two and four ranks, by the plan and as tensors are counted while they run;
               `activation_ratio` is the degree times the share of one rank's bytes that is left: 1 when they fall as 1/c
 wire          bytes that the ranks sent, counted while they ran, against the formulas of every form
@@ -63,6 +63,8 @@ def forms(tokens: int, steps: int) -> dict[str, dict[str, Any]]:
             "ranks": form.context,
             "seconds": min(max(r.seconds[s] for r in ran) for s in range(steps)),
             "predicted_seconds": simulate(shared).seconds,
+            "processor_seconds": min(sum(r.processor[s] for r in ran) for s in range(steps)),
+            "busiest_processor_seconds": min(max(r.processor[s] for r in ran) for s in range(steps)),
             "register_bytes": max(r.registers for r in ran),
             "loss": ran[0].losses[-1],
             "loss_gap": abs(ran[0].losses[-1] / found.get("one", {"loss": ran[0].losses[-1]})["loss"] - 1),

@@ -34,12 +34,14 @@ from tests.runtime.alone import Storages
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """One rank. Per step: loss, seconds, seconds in attention, and seconds of each wait for a transfer around the ring.
+    """One rank. Per step: loss, seconds, those of them on a processor, those in attention, and those of each wait for a
+    transfer around the ring.
     `sent`: bytes that it gave to others in a step, without gradients of parameters; most bytes of registers by the
     plan, and of tensors that the step made as they were counted (0 where nobody counted)."""
 
     losses: tuple[float, ...]
     seconds: tuple[float, ...]
+    processor: tuple[float, ...]
     attention: tuple[float, ...]
     waits: tuple[tuple[float, ...], ...]
     sent: int
@@ -97,12 +99,13 @@ def _rank(rank: int, found: Plan, steps: int, folder: Path, ends: tuple[End, ...
     watch = Watch(found, rank)
     state, source = allocate(found, rank), SyntheticSource(VOCAB, seed=3)
     executable = Executable(found, rank, transport, state, source, delay=watch)
-    reports, seconds, attention, waits = [], [], [], []
+    reports, seconds, processor, attention, waits = [], [], [], [], []
     with Storages() if watching.count else nullcontext() as storages:
         for step in range(steps):
-            start, watch.spent = time.perf_counter(), 0.0
+            start, began, watch.spent = time.perf_counter(), time.process_time(), 0.0
             report, waited = _step(executable, step, watch)
             seconds.append(time.perf_counter() - start)
+            processor.append(time.process_time() - began)
             attention.append(watch.spent)
             reports.append(report)
             waits.append(tuple(waited))
@@ -111,6 +114,7 @@ def _rank(rank: int, found: Plan, steps: int, folder: Path, ends: tuple[End, ...
     ran = Ran(
         losses=tuple(float(r.loss) for r in reports),
         seconds=tuple(seconds),
+        processor=tuple(processor),
         attention=tuple(attention),
         waits=tuple(waits),
         sent=sent[0] // steps,
