@@ -22,7 +22,8 @@ from titan.compiler.plan.program import Plan
 from titan.runtime.data import SyntheticSource
 from titan.runtime.drive import drive
 from titan.runtime.interpreter import Executable
-from titan.runtime.state import allocate
+from titan.runtime.rehearsal import rehearse
+from titan.runtime.state import allocate, fill
 from titan.runtime.transport.process_group import ProcessGroupTransport
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore
@@ -95,7 +96,9 @@ def _rank(rank: int, found: Plan, tokens: int, steps: int, folder: Path) -> None
     torch.cuda.set_device(device)
     store = FileStore(str(folder / "store"), size)
     dist.init_process_group("nccl", store=store, rank=rank, world_size=size, device_id=device)
-    state, source = allocate(found, rank, device), SyntheticSource(VOCAB, seed=3)
+    state, source = allocate(found, rank, device, initialize=False), SyntheticSource(VOCAB, seed=3)
+    rehearse(found, state, source, device)
+    fill(found, state)
     parameters = {name: value.detach().clone().requires_grad_() for name, value in state.parameters.items()}
     transport = ProcessGroupTransport(found, rank, FileStore(str(folder / "ours"), size), device)
     executable = Executable(found, rank, transport, state, source)
