@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import TYPE_CHECKING
 
+from titan.compiler.schedules.registry import schedule_row
 from titan.compiler.search.loss import loss_rows
 from titan.compiler.search.space import allowed, options, schedules
 from titan.compiler.spec.divisors import divisors
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from titan.compiler.search.space import Space
     from titan.compiler.spec.schema import Spec
 
-FEW = 2_000  # legal strategies of which every one gets a closed form of its own
+FEW = 1_000  # legal strategies of which every one gets a closed form of its own
+PATIENCE = 40  # of them in the order of their estimates that are slower, one after another, before that is enough
 NEAR = 1.05  # times the best simulated step: a plan with a longer estimate is not simulated for it
 
 
@@ -57,9 +59,10 @@ def refine(spec: Spec, space: Space, rivals: Rivals) -> Strategy:
     if space.size <= FEW:
         guessed = ((rivals.guess(s), n, s) for n, s in enumerate(dict.fromkeys(variants(spec, space))))
         near = sorted((row for row in guessed if row[0] < NEAR * rivals.seconds), key=lambda row: row[:2])
+        misses = 0
         for seconds, _, s in near:
-            if seconds < NEAR * rivals.seconds:
-                rivals.faster(s)
+            if seconds < NEAR * rivals.seconds and misses < PATIENCE:
+                misses = 0 if rivals.faster(s) else misses + 1
     while any(rivals.faster(s) for s in sorted(dict.fromkeys(neighbours(spec, rivals.best)), key=rivals.guess)):
         pass
     return rivals.best
@@ -73,10 +76,17 @@ def variants(spec: Spec, space: Space) -> Iterator[Strategy]:
         orders = [row for row in schedules(spec, s.pipeline, s.micro_batches) if row[0] != "solved"]
         for parallel, option, order, tier in product(parallels, options(spec, s), orders, tiers):
             name, chunks = order
+            if option != options(spec, s)[0] and not _shared(spec, s, name):
+                continue
             yield from _legal(
                 spec,
                 replace(s, **option, sequence_parallel=parallel, schedule=name, wished_chunks=chunks, recompute=tier),
             )
+
+
+def _shared(spec: Spec, s: Strategy, schedule: str) -> bool:
+    """Whether some ranks hold the same state, so that ways to shard it differ."""
+    return s.data * s.context * schedule_row(schedule).copies > 1 or (spec.model.tied and s.pipeline > 1)
 
 
 def neighbours(spec: Spec, s: Strategy) -> Iterator[Strategy]:
