@@ -41,6 +41,7 @@ CHOICES = (
 )
 OF_EXPERTS = ("expert", "expert_tensor")
 LEAST_ZERO = {"shard": 1, "gather": 3, "reduce": 3, "prefetch": 3}  # ZeRO stages from which a choice has a meaning
+LESS = "less, by estimate"
 PADDING = "train.padding"  # the setting of the plan
 Reason = tuple[str, str, str]
 
@@ -87,6 +88,20 @@ def _reason(
     if key == "context_heads":
         within = _ring_place(spec.cluster.devices_per_node, chosen.strategy) + within
     return key, "search", f"{key} = {_text(value)} {_compare(estimate, chosen.estimate, limit)}{within}"
+
+
+def as_simulated(strategy: Strategy, step: float, others: Sequence[tuple[Strategy, float]]) -> tuple[Reason, ...]:
+    """The reasons of a strategy; where closed forms would have another value win, also what the best plan with another
+    value took in simulation. `step`: simulated seconds of a step, `others` those of the other plans."""
+
+    def completed(key: str, origin: str, text: str) -> Reason:
+        mine = getattr(strategy, key, None)
+        best = min((took for s, took in others if getattr(s, key, mine) != mine), default=0.0)
+        if origin != "search" or LESS not in text or best < step:
+            return key, origin, text
+        return key, origin, f"{text}; simulated {best / step - 1:.1%} more: {seconds(best)} instead of {seconds(step)}"
+
+    return tuple(completed(*reason) for reason in strategy.reasons)
 
 
 def _ring_place(node: int, s: Strategy) -> str:
@@ -201,7 +216,7 @@ def _compare(other: Estimate, chosen: Estimate, limit: int) -> str:
     change = other.seconds / chosen.seconds - 1
     if abs(change) < 5e-4:
         return f"takes as long ({seconds(other.seconds)}) and holds {gib(other.memory)} instead of {gib(chosen.memory)}"
-    word = "more" if change > 0 else "less, by estimate"
+    word = "more" if change > 0 else LESS
     return f"takes {abs(change):.1%} {word}: {seconds(other.seconds)} instead of {seconds(chosen.seconds)}"
 
 

@@ -20,7 +20,7 @@ from titan.compiler.search.logits import with_kept_logits
 from titan.compiler.search.offload import WITH_ACTIVATIONS, least_layers
 from titan.compiler.search.offload import sentence as host_sentence
 from titan.compiler.search.orders import finished, with_schedules
-from titan.compiler.search.reasons import reasons
+from titan.compiler.search.reasons import as_simulated, reasons
 from titan.compiler.search.refuse import nothing_fits, nothing_legal
 from titan.compiler.search.space import Space, allowed, enumerate_space
 from titan.compiler.search.tiers import Counts, recomputing, sentence, with_tiers
@@ -179,9 +179,11 @@ def _search(spec: Spec, risk: bool) -> SearchResult:
     best = _refined(spec, estimator, space, best, (*ranked, *fitting, *others), closed, verdicts)
     best = _layer_by_layer(spec, best, estimator.machine, limit)
     best = _on_host(spec, best, estimator.machine, limit)
+    simulated = [(f.strategy, f.timeline.seconds) for f in finalists]
+    strategy = replace(best.strategy, reasons=as_simulated(best.strategy, best.timeline.seconds, simulated))
     return SearchResult(
-        best.strategy,
-        with_settings(spec, best.plan, best.strategy),
+        strategy,
+        with_settings(spec, best.plan, strategy),
         best.timeline,
         best.ledger,
         tuple(_runner_up(f) for f in sorted(finalists, key=lambda f: f.timeline.step) if f is not best),

@@ -43,6 +43,7 @@ def test_a_ring_goes_across_nodes_and_heads_are_exchanged_inside() -> None:
     text = reason(found, "context_heads")
     assert "a ring of 4 across nodes" in text and "8 ranks exchange heads inside a node" in text
     assert "more: " in reason(found, "context_form")  # what another form would cost
+    assert "less, by estimate" not in text or "simulated" in text.partition("by estimate")[2]
 
 
 def test_no_other_form_is_faster() -> None:
