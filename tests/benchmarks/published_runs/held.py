@@ -127,7 +127,8 @@ def _dropped(plan: Plan, role: Role, block: str, sizes: Sizes, software: Softwar
     """Bytes that are not kept of each layer of a block's chunk: a share of all but the layer's input where it is run
     again, what is gathered again, and half of what is kept in 8 bits. Less than nothing where more is kept."""
     phase, _, rest = block.partition(".")
-    forward = role.block_table.get(f"F.{rest.partition('.')[0]}")
+    own = ["F", rest.partition(".")[0]]  # of which there may be variants only
+    forward = next((b for b in role.blocks if b.name.split(".")[:2] == own), None)
     if phase not in "FBI" or forward is None:
         return []
     freed = {n for i in forward.instructions if i.opcode == "free" for n in i.reads}

@@ -99,7 +99,9 @@ class RunPrices(Prices):
     def _collectives(self, role: Role) -> float:
         """Nanoseconds of the collectives of one layer's forward."""
         if role.pipeline not in self._near:
-            blocks = [b for b in role.blocks if b.name.startswith("F.")]
+            blocks = {
+                b.name.split(".")[1]: b for b in role.blocks if b.name.startswith("F.")
+            }.values()  # of variants one
             layers = sum(len(held) for held in role.layers)
             total = sum(self.price(role, i) for b in blocks for i in b.instructions if i.row.kind == "collective")
             self._near[role.pipeline] = total / max(layers, 1)
