@@ -15,7 +15,7 @@ from titan.grammar.diagnostics import Diagnostic, TitanError
 from titan.runtime.interpreter import StepReport
 from titan.runtime.transport.base import Handle
 
-SPIN = 1e-3  # seconds of a wait in which only the core is yielded
+SPIN = 2e-4  # seconds of a wait in which only the core is yielded
 _SLEEP = 2e-2  # seconds between looks at the flag while asleep
 _POLLS = 16  # between looks at the clock and the flag
 

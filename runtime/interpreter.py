@@ -15,6 +15,7 @@ from titan.compiler.plan.program import BEGUN, Plan
 from titan.compiler.plan.segment import TIERS
 from titan.compiler.plan.sizes import Sizes
 from titan.compiler.plan.text import instruction_text
+from titan.runtime.allocator import give_back_freed_memory
 from titan.runtime.data import TokenSource
 from titan.runtime.forecast import Forecast
 from titan.runtime.handlers.binding import Action, Binding
@@ -71,7 +72,7 @@ class Executable:
         policy of a program that leaves recompute tiers to the run, in place of the usual one; `chained`: operators that
         one kernel can do together are done so."""
         self.rank, self.order, self.position = rank, order, 0
-        self._delay = delay
+        self._delay, self._ran = delay, False
         self._state = state
         program = list(plan.role_of(rank).instructions(order))
         instructions = [instruction for *_, instruction in program]
@@ -140,6 +141,9 @@ class Executable:
         self.position = len(self._actions)
         if self.watermark is not None:
             self.watermark.finish()
+        if not self._ran and self._binding.device.type == "cpu":
+            give_back_freed_memory()
+        self._ran = True
         return self._report(step)
 
     def _relieved(self, error: Exception) -> bool:

@@ -28,7 +28,7 @@ _ONEDNN = _found()
 
 def rows_by_transpose(x: Tensor, weight: Tensor, bias: Tensor | None = None, added: Tensor | None = None) -> Tensor:
     """[.., k] times the transpose of [n, k], plus [n], plus [.., n] -> [.., n], a new tensor."""
-    if not _large(x, weight):
+    if not _large(x, weight.shape[0]):
         out = linear(x, weight, bias)
         return out if added is None else out.add_(added)
     if added is None:
@@ -38,12 +38,11 @@ def rows_by_transpose(x: Tensor, weight: Tensor, bias: Tensor | None = None, add
 
 def rows_by(dy: Tensor, weight: Tensor) -> Tensor:
     """[.., n] times [n, k] -> [.., k], a new tensor."""
-    if not _large(dy, weight.t()):
+    if not _large(dy, weight.shape[1]):
         return torch.matmul(dy, weight)
     return _ONEDNN(dy, weight.t(), None, "none", [], "")  # type: ignore[no-any-return]
 
 
-def _large(x: Tensor, weight: Tensor) -> bool:
+def _large(x: Tensor, columns: int) -> bool:
     """Whether the product is one for oneDNN."""
-    wanted = x.dtype is torch.float32 and x.device.type == "cpu" and _ONEDNN is not None
-    return wanted and x.numel() * weight.shape[0] >= _LEAST
+    return x.dtype is torch.float32 and x.numel() * columns >= _LEAST and x.is_cpu and _ONEDNN is not None

@@ -78,21 +78,27 @@ class Transpose:
     def weights(self, values: Slots, given: tuple[Tensor, ...], place: Place, into: Given) -> None:
         """Adds the gradients of parameters that are not cheap."""
         if self.late and self.weight is not None:
-            self.weight(self.attributes, place, _named(self.saved_weight, values), given, self._into(into))
+            saved = {name: values[slot] for name, slot in self.saved_weight}
+            self.weight(self.attributes, place, saved, given, self._into(into))
 
     def _found(self, values: Slots, given: tuple[Tensor, ...], place: Place, into: Given) -> tuple[Tensor, ...]:
+        saved = {name: values[slot] for name, slot in self.saved}
         if self.both is not None:
-            return self.both(self.attributes, place, _named(self.saved, values), given, self._into(into))
+            return self.both(self.attributes, place, saved, given, self._into(into))
         found: tuple[Tensor, ...] = ()
         if self.input is not None:
-            found = self.input(self.attributes, place, _named(self.saved, values), given)
+            found = self.input(self.attributes, place, saved, given)
         if self.weight is not None and not self.late:
-            self.weight(self.attributes, place, _named(self.saved_weight, values), given, self._into(into))
+            self.weight(self.attributes, place, saved, given, self._into(into))
         return found
 
     def _add(self, found: tuple[Tensor, ...], d: Slots) -> None:
         """Sums are made in place where the call gave a tensor of its own. What may run out of memory comes first, so
         that it can be done again."""
+        if len(found) == 1 and (target := self.targets[0]) is not None:
+            before, (gradient,) = d[target], found
+            d[target] = gradient if before is None else gradient.add_(before) if self.own[0] else before + gradient
+            return
         sums: dict[int, Tensor] = {}
         for target, gradient, own in zip(self.targets, found, self.own):
             if target is not None:
@@ -114,7 +120,3 @@ class Transpose:
 def drop(values: Slots, slots: tuple[int, ...]) -> None:
     for slot in slots:
         values[slot] = None
-
-
-def _named(names: Names, values: Slots) -> dict[str, Tensor]:
-    return {name: values[slot] for name, slot in names}

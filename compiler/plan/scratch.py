@@ -41,7 +41,8 @@ def call_scratch(segment: Segment, call: Call, backward: bool) -> int:
     if call.operator.startswith("attention") and ("window" in dict(call.attributes) or "starts" in named):
         return _squares(call, named, wide, backward)
     if call.operator == "vocab_sum":
-        return min(first.elements, PIECE) * wide * (2 if narrow else 1)
+        pieces = (1 if narrow else 0) if backward else (2 if narrow else 1)
+        return min(first.elements, PIECE) * wide * pieces
     return _logits(segment, call)
 
 

@@ -6,15 +6,17 @@ import torch
 from titan.runtime.place import Attributes, Gradients, Place, Saved
 from torch import Tensor
 
+_backward = torch.ops.aten.gelu_backward.default
+
 
 def forward(attributes: Attributes, place: Place, x: Tensor) -> tuple[Tensor, ...]:
     """Elementwise."""
-    return (torch.nn.functional.gelu(x, approximate=str(attributes.get("approximate", "none"))),)
+    return (torch.nn.functional.gelu(x, approximate=attributes.get("approximate", "none")),)
 
 
 def backward_input(attributes: Attributes, place: Place, saved: Saved, gradients: Gradients) -> tuple[Tensor, ...]:
-    kind = str(attributes.get("approximate", "none"))
-    return (torch.ops.aten.gelu_backward(gradients[0], saved["x"], approximate=kind),)
+    kind = attributes.get("approximate", "none")
+    return (_backward(gradients[0], saved["x"], approximate=kind),)
 
 
 def backward_weight(

@@ -14,9 +14,12 @@ from torch import Tensor
 def forward(attributes: Attributes, place: Place, x: Tensor, gain: Tensor, shift: Tensor) -> tuple[Tensor, ...]:
     """[batch, sequence, hidden] -> (the same, mean [batch, sequence], rstd [batch, sequence])."""
     exact = _exact(x)
-    out, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], gain.to(exact), shift.to(exact), attributes["eps"])
+    if gain.dtype != exact:
+        gain, shift = gain.to(exact), shift.to(exact)
+    out, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], gain, shift, attributes["eps"])
     wanted = statistics(x.dtype)
-    return out, mean.squeeze_(-1).to(wanted), rstd.squeeze_(-1).to(wanted)
+    mean, rstd = mean.squeeze_(-1), rstd.squeeze_(-1)
+    return (out, mean, rstd) if mean.dtype == wanted else (out, mean.to(wanted), rstd.to(wanted))
 
 
 def backward_input(attributes: Attributes, place: Place, saved: Saved, gradients: Gradients) -> tuple[Tensor, ...]:

@@ -41,10 +41,13 @@ def backward_input(attributes: Attributes, place: Place, saved: Saved, gradients
     label, elsewhere = _labels(attributes, saved["labels"], columns)
     d_target = d_target.masked_fill(elsewhere, 0.0)
     for chunk in _chunks(rows):
-        piece = rows[chunk].to(exact) - peaks[chunk].unsqueeze(1)
+        target = out[chunk, :columns]
+        piece = target if target.dtype == exact else torch.empty_like(target, dtype=exact)
+        torch.sub(rows[chunk], peaks[chunk].unsqueeze(1), out=piece)
         piece.exp_().mul_(d_total[chunk].unsqueeze(1))
         piece.scatter_add_(1, label[chunk].unsqueeze(1), d_target[chunk].unsqueeze(1))
-        out[chunk, :columns] = piece
+        if piece is not target:
+            target.copy_(piece)
     return (dlogits,)
 
 

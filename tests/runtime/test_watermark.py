@@ -18,9 +18,9 @@ from titan.runtime.data import SyntheticSource
 from titan.runtime.interpreter import Executable, usual
 from titan.runtime.loopback import LoopbackResult, run_step
 from titan.runtime.reading import CpuReading, out_of_memory
-from titan.runtime.segments import BoundSegment
 from titan.runtime.state import allocate
 from titan.runtime.transport.loopback import Loopback
+from titan.runtime.transposes import Transpose
 from titan.runtime.watermark import HIGH, QUIET, Decision, Replay, Watermark, decision_text, read_decisions
 
 from tests.equivalence.configurations import Configuration, spec_of, strategy_of
@@ -167,7 +167,7 @@ def test_a_failed_allocation_demotes_and_the_instruction_is_run_again(
     """The allocator fails in the middle of some operator of a backward: no gradient is lost or added twice."""
     expected = trained(plan_of("none"))
     count = [0]
-    original = BoundSegment._transpose
+    original = Transpose.inputs
 
     def failing(*arguments: object) -> None:
         count[0] += 1
@@ -175,7 +175,7 @@ def test_a_failed_allocation_demotes_and_the_instruction_is_run_again(
             raise RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory")
         original(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(BoundSegment, "_transpose", staticmethod(failing))
+    monkeypatch.setattr(Transpose, "inputs", failing)
     decisions: list[Decision] = []
     found: LoopbackResult = trained(plan_of("adaptive"), partial(usual, record=decisions.append))
     assert count[0] >= call + 20
