@@ -6,6 +6,7 @@ proof and prediction.
 seconds              of each shipped example, median of 5 (--quick: 1)
 user_seconds         CPU time of the same processes and their children, median
 peak_rss_bytes       largest resident set of any of them
+over_bound           predicted step of each example over the lower bound that is printed beside it, and their median
 scale                seconds for a 70B model with one sequence per device, by number of devices
 growth_64_to_100000  ratio of the last to the first of them
 peers                the same for searches of other planners on their own shipped problem, where an environment variable
@@ -58,27 +59,32 @@ PEERS: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 
 
-def timed(spec: Path) -> tuple[float, float, int]:
-    """Wall seconds, CPU seconds and largest resident bytes of planning one spec. Raises RuntimeError if it fails."""
+def timed(spec: Path) -> tuple[float, float, int, float]:
+    """Wall seconds, CPU seconds and largest resident bytes of planning one spec, and its step over the lower bound.
+    Raises RuntimeError if it fails."""
     command = [sys.executable, "-m", "titan.compiler.cli", "plan", str(spec), "--json"]
     started = time.perf_counter()
-    with tempfile.TemporaryFile() as errors:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=errors)
+    with tempfile.TemporaryFile() as errors, tempfile.TemporaryFile() as printed:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=printed, stderr=errors)
         _, status, used = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         seconds = time.perf_counter() - started
         if process.returncode:
             errors.seek(0)
             raise RuntimeError(f"{spec.name}: exit code {process.returncode}: {errors.read().decode()}")
-    return seconds, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024
+        printed.seek(0)
+        found = json.load(printed)["predicted"]
+    over = found["step_time_s"] / found["lower_bound_step_time_s"]
+    return seconds, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024, over
 
 
-def median(spec: Path, repetitions: int) -> tuple[float, float, int]:
+def median(spec: Path, repetitions: int) -> tuple[float, float, int, float]:
     runs = [timed(spec) for _ in range(repetitions)]
-    return statistics.median(r[0] for r in runs), statistics.median(r[1] for r in runs), max(r[2] for r in runs)
+    seconds, used = (statistics.median(r[k] for r in runs) for k in (0, 1))
+    return seconds, used, max(r[2] for r in runs), runs[0][3]
 
 
-def scale(repetitions: int) -> dict[int, tuple[float, float, int]]:
+def scale(repetitions: int) -> dict[int, tuple[float, float, int, float]]:
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         for devices in DEVICES:
@@ -113,6 +119,10 @@ def benchmark(quick: bool) -> dict[str, Any]:
         "seconds": {name: run[0] for name, run in examples.items()},
         "user_seconds": {name: run[1] for name, run in examples.items()},
         "peak_rss_bytes": max(run[2] for run in (*examples.values(), *sizes.values())),
+        "over_bound": {
+            **{name: run[3] for name, run in examples.items()},
+            "median": statistics.median(run[3] for run in examples.values()),
+        },
         "scale": {str(devices): run[0] for devices, run in sizes.items()},
         "growth_64_to_100000": sizes[DEVICES[-1]][0] / sizes[DEVICES[0]][0],
         "repetitions": repetitions,
@@ -131,6 +141,7 @@ def main() -> None:
         return
     for name, seconds in {**found["seconds"], **found["scale"]}.items():
         print(f"{name:28} {seconds:7.2f} s")
+    print(f"step over its lower bound, median {found['over_bound']['median']:.3f}")
     print(f"growth from 64 to 100,000 devices {found['growth_64_to_100000']:.2f}x")
     print(f"largest resident set {found['peak_rss_bytes'] / 1e6:.0f} MB")
     for name, result in found["peers"].items():
