@@ -102,4 +102,13 @@ ROWS: tuple[Code, ...] = (
         "data = 8 on devices that are joined by PCIe",
         "Let the search choose the layout, take larger micro-batches or fewer ranks for the collective that is named.",
     ),
+    Code(
+        "T323",
+        "hardware queues set otherwise",
+        "Streams that share a hardware queue start their kernels in the order of issue: one queue suits tensor ranks"
+        " alone, and holds back what runs ahead beside compute.",
+        "CUDA_DEVICE_MAX_CONNECTIONS is set to a number that suits another layout.",
+        "CUDA_DEVICE_MAX_CONNECTIONS=1 titan run spec.titan    # tensor = 2, zero = 3",
+        "Leave the variable unset: a run sets the number that its plan wants.",
+    ),
 )

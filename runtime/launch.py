@@ -17,6 +17,7 @@ from typing import Any
 
 from titan.compiler.plan.file import plan_hash, write_plan
 from titan.compiler.plan.program import Plan
+from titan.compiler.plan.queues import set_queues
 from titan.compiler.plan.sizes import Sizes, memory_by_component
 from titan.grammar.diagnostics import Diagnostic, Note, TitanError
 from titan.runtime import checkpoint
@@ -58,6 +59,8 @@ def train(plan: Plan, options: Options) -> Outcome:
     """Runs a plan. Errors (exit code 2) before anything is started: T5xx data, T607 to T609, T617, T618, T620 to T622;
     afterwards (exit code 1) T616 with the failure of the rank that failed first."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # threads would not survive the fork
+    cuda = options.device == "cuda" or (options.device == "auto" and Path("/dev/nvidiactl").exists())
+    against = set_queues(plan, os.environ) if cuda else ""  # before CUDA starts
     place = membership()
     size = plan.mesh.world_size
     if place is None:
@@ -78,6 +81,8 @@ def train(plan: Plan, options: Options) -> Outcome:
         tokens = int(plan.setting("train.global_batch")) * int(plan.setting("train.sequence"))
         with Log(folder, job.first if job.saved else None) as log:
             progress = Progress(options.expectation, size, job.first, job.stop, tokens)
+            if against:
+                progress.say(f"T323: {against}")
             return _start(plan, options, job, place, Watch(progress, log, job, folder))
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from titan.compiler.cost.mfu import HARDWARE_RULE, MODEL_RULE, SIMPLE_RULE, UNKNOWN_PEAK, impossible
 from titan.compiler.cost.predict import Prediction, predict
+from titan.compiler.plan.queues import VARIABLE, queues
 from titan.compiler.report.traffic import waiting
 from titan.compiler.spec.advice import crossing
 from titan.compiler.spec.padding import padding_in_words
@@ -58,6 +60,7 @@ def plan_json(spec: Spec, result: SearchResult, proofs: Mapping[str, Proof]) -> 
         "verified": {name: proof.ok for name, proof in proofs.items()}
         | {"seconds": sum(proof.seconds for proof in proofs.values())},
         "job": _job_json(found),
+        "environment": {VARIABLE: str(queues(result.plan).number)},
         "warnings": warnings(spec, result.strategy, found),
     }
 
@@ -80,7 +83,9 @@ def _job_json(found: Prediction) -> dict[str, Any] | None:
     return {name: getattr(job, name) for name in ("steps", "tokens", "days", "device_hours", "cost")}
 
 
-def warnings(spec: Spec, strategy: Strategy, found: Prediction) -> list[str]:
+def warnings(
+    spec: Spec, strategy: Strategy, found: Prediction, environment: Mapping[str, str] = os.environ
+) -> list[str]:
     """Everything that the user should know before relying on the plan, each with its code."""
     listed = [f"{w.code}: {w.message}" for w in spec.warnings if w.code != "T310"]  # of the strategy found, below
     filled = padding_in_words(spec.train.sequence, strategy)
@@ -99,6 +104,9 @@ def warnings(spec: Spec, strategy: Strategy, found: Prediction) -> list[str]:
         listed.append(f"{slow.code}: {slow.message}: no layout within a node was found better")
     if found.timeline.exposed_comm_fraction > WAITING:
         listed.append(f"T322: {waiting(found)}")
+    given = environment.get(VARIABLE)
+    if given is not None and found.used.peak is not None and (against := queues(found.plan).against(given)):
+        listed.append(f"T323: {against}")
     return listed + _impossible(spec, found)
 
 

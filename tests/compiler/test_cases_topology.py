@@ -9,6 +9,7 @@ import pytest
 from titan.compiler.cost.predict import Prediction, predict
 from titan.compiler.lower import lower
 from titan.compiler.plan.file import plan_hash
+from titan.compiler.plan.queues import VARIABLE, queues, set_queues
 from titan.compiler.report.diff import compare
 from titan.compiler.report.summary import warnings
 from titan.compiler.search.search import search
@@ -61,6 +62,29 @@ def test_S_PERF_02_slow_links_inside_a_node_are_named() -> None:
 def test_S_PERF_02_fewer_tensor_ranks_where_links_are_slow() -> None:
     slow, fast = (search(joined_by(link, "data = 1, context = 1", 8)).strategy.tensor for link in (PCIE, NVLINK))
     assert slow < fast
+
+
+def test_S_PERF_03_a_plan_says_how_many_hardware_queues_it_wants() -> None:
+    """Sharded parameters are gathered beside compute, which one queue would hold back; for tensor ranks alone one is
+    right. What the user has set is left alone, and named where it does not suit."""
+    gathered = Strategy(data=4, tensor=2, sequence_parallel=True, zero=3, micro_batches=2, stages=(8,))
+    spec = resolved(spec_text("data = 4, tensor = 2", heads=16, batch="8", train="precision = bf16"))
+    found = predict(lower(spec, gathered))
+    assert queues(found.plan).number == 8
+    told = [w for w in warnings(spec, gathered, found, {VARIABLE: "1"}) if w.startswith("T323")]
+    assert len(told) == 1 and "CUDA_DEVICE_MAX_CONNECTIONS = 1" in told[0] and "unshard over data" in told[0]
+    for environment in ({}, {VARIABLE: "8"}, {VARIABLE: "32"}):
+        assert not [w for w in warnings(spec, gathered, found, environment) if w.startswith("T323")]
+    near = lower(spec, Strategy(tensor=8, sequence_parallel=True, micro_batches=8, stages=(8,)))
+    assert queues(near).number == 1 and queues(near).against("1") == ""
+
+
+def test_S_PERF_03_a_run_sets_the_queues_unless_the_user_has() -> None:
+    spec = resolved(spec_text("data = 4, tensor = 2", heads=16, batch="8", train="precision = bf16"))
+    plan = lower(spec, Strategy(tensor=8, sequence_parallel=True, micro_batches=8, stages=(8,)))
+    fresh, theirs = dict[str, str](), {VARIABLE: "16"}
+    assert set_queues(plan, fresh) == "" and fresh == {VARIABLE: "1"}
+    assert "16 is set and left alone" in set_queues(plan, theirs) and theirs == {VARIABLE: "16"}
 
 
 def test_S_PERF_04_a_plan_uses_every_device() -> None:

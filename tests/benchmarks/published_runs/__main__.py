@@ -22,7 +22,7 @@ from tests.benchmarks.published_runs.layout import Refused
 from tests.benchmarks.published_runs.parameters import current
 from tests.benchmarks.published_runs.predict import predict
 from tests.benchmarks.published_runs.rows import FIXTURES, Row, read, skipped
-from tests.benchmarks.published_runs.score import Compared, errors, fits, memories, table, times
+from tests.benchmarks.published_runs.score import Compared, errors, fits, groups, memories, table, times
 
 QUICK = 6  # every so many rows
 
@@ -69,6 +69,7 @@ def main() -> None:
     report = {
         "step_time": times(successful),
         "step_time_all_rows": times(successful, only_headline=False),
+        "groups": groups(successful),
         "leave_one_out": leave_one_out(runs),
         "memory": memories(successful),
         "memory_all_rows": memories(successful, only_headline=False),

@@ -48,6 +48,7 @@ CLUSTERS = {
     "GB300-288GB": "gb300_nvl72",
 }
 SCHEDULE_NAMES = {"ZB-1p": "zero_bubble_h1", "ZB-2p": "zero_bubble_h2", "ZB-V": "zero_bubble_v", "GPipe": "gpipe"}
+RACK_SHARE = 64  # devices that a job of more than a rack of 72 gets of each, so that groups of 2^n stay inside
 VOCABULARY = 50257  # of GPT-2, where a source does not say
 LATENT = re.compile(r"deepseek-?v[23]|kimi")  # names of models whose attention is latent
 
@@ -78,7 +79,7 @@ def cluster(row: Row) -> Cluster:
     found, devices = library_cluster(name), row.number("num_gpus")
     inside = min(found.devices_per_node, devices)
     if devices % inside:
-        inside = gcd(devices, inside) if inside <= 8 else inside
+        inside = gcd(devices, inside) if inside <= 8 else (RACK_SHARE if devices % RACK_SHARE == 0 else inside)
     nodes = -(-devices // inside)
     network, efficiency = _network(row.text("inter_node")), dict(found.efficiency)
     inter = found.inter
@@ -177,7 +178,6 @@ def strategy(row: Row) -> Strategy:
         zero=zero if data * context > 1 else 0,
         shard=8 if "HSDP" in row.text("sharding") and data > 8 else 0,
         gather="once" if zero == 3 and "no reshard" in row.text("sharding") else "each",
-        prefetch=0 if row.text("sharding").startswith("ZeRO") else 1,
         reduce="each" if zero > 1 else "once",
         schedule=schedule if pipeline > 1 else "one_f_one_b",
         recompute="none",

@@ -104,5 +104,4 @@ def run_machine(row: Row, cluster: Cluster, traits: Software, figures: Mapping[s
     if traits.unstated_network:
         merged["adapters"] = merged["unstated_adapters"]
     found = read_machine({**given, "efficiency": merged})
-    domain = 72 if row.text("gpu").startswith("GB") else found.devices_per_node
-    return replace(found, figures={**found.figures, **merged}, devices_per_node=max(domain, 1))
+    return replace(found, figures={**found.figures, **merged})

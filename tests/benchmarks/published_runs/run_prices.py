@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from math import prod
 
 from titan.compiler.cost.compute import Seconds, moved_seconds
 from titan.compiler.cost.machine import Machine
+from titan.compiler.cost.network import collective_seconds
 from titan.compiler.cost.prices import Prices
 from titan.compiler.plan.instruction import Instruction
 from titan.compiler.plan.operators import TensorType
@@ -14,6 +17,7 @@ from titan.compiler.plan.segment import Call, Segment, parse_unit
 
 from tests.benchmarks.published_runs.software import SEPARATE, SUM_BYTES, Software
 
+PERSISTENT = 100_000  # numbers of a parameter that DeepSpeed does not shard, its param_persistence_threshold
 PRODUCTS = ("linear", "expert_linear")
 ROUTED = ("dispatch", "combine", "expert_swiglu", "route")
 
@@ -36,6 +40,19 @@ def _scored(segment: Segment, again: bool) -> Segment:
             values[lse] = TensorType("u8", (1,) if again else shape)
         body.append(call)
     return replace(segment, body=tuple(body), values=tuple(values.items()))
+
+
+def sent_share(experts: int, places: int, most: int = 0) -> float:
+    """Copies of a token that is sent once to each place with any of the `experts` that it is routed to, on average over
+    even routing, as a share of one for each expert."""
+    reached = places * (1 - (1 - 1 / places) ** experts)
+    return min(reached, float(most or places)) / experts
+
+
+def _is_gradient_sum(instruction: Instruction) -> bool:
+    """Whether tensor ranks sum gradients of a product's input, which its weights' gradient does not wait for."""
+    summed = instruction.opcode in ("all_reduce", "reduce_scatter") and instruction.group.startswith("tensor")
+    return summed and any(name.startswith("d.") for name in instruction.reads)
 
 
 class RunPrices(Prices):
@@ -61,26 +78,52 @@ class RunPrices(Prices):
             return found // self.plan.mesh.size("tensor")
         if instruction.row.kind == "collective" and instruction.group.startswith("tensor") and self.software.hidden:
             return round(found * (1 - self.machine.figures[self.software.hidden]))
+        if self.software.hidden_sums and _is_gradient_sum(instruction):
+            return round(found * (1 - self.machine.figures["summed_under_weights"]))
         if instruction.unit and instruction.opcode in ("backward", "backward_input"):
             name, layer = parse_unit(instruction.unit)
             if layer is not None and self.software.again.collectives and name.endswith("s0"):
                 found += round(self.software.again.collectives * self._collectives(role))
         return found
 
+    def whole_bytes(self, instruction: Instruction) -> int:
+        found = super().whole_bytes(instruction)
+        if instruction.opcode != "all_to_all" or not self.software.sent_once:
+            return found
+        place = self.placement(self.plan.roles[0], instruction.group)
+        limit = self.software.most_nodes if place.nodes > 1 else 0
+        return round(found * sent_share(self.software.sent_once, place.nodes if place.nodes > 1 else place.size, limit))
+
     def _sum(self, role: Role, instruction: Instruction) -> int:
         """A gradient sum; those over replicas of shards run under backward too, beside the sum of the shards."""
         passes = self.machine.figures["deepspeed"] if self.software.deepspeed else 1.0
         if self.software.whole_sum:
             passes *= 2 if instruction.attribute("mode") == "reduce_scatter" else 1
-        return round(super().price(role, instruction) * passes * self.software.gradient_bytes / 4)
+        return round(super().price(role, instruction) * passes * self.software.gradient_bytes / 4) + self._messages(
+            role, instruction
+        )
 
     def _gather(self, role: Role, instruction: Instruction, found: int) -> int:
         """A gather of parameters; of those that run under the next forward the last one alone is seen."""
         if self.software.deepspeed:
-            return round(found * self.machine.figures["deepspeed"])
+            return round(found * self.machine.figures["deepspeed"]) + self._messages(role, instruction)
         if self.software.hidden_gather and not self._before_use:
             return found // max(sum(len(held) for held in role.layers), 1)
         return found
+
+    def _messages(self, role: Role, instruction: Instruction) -> int:
+        """What moving each parameter of a bucket by itself takes beside moving them together: further latencies."""
+        if not (self.software.deepspeed and self._before_use):
+            return 0
+        placement = self.placement(role, instruction.group)
+        once = collective_seconds(self.machine, "all_gather", placement, 0.0)
+        bucket = self.plan.bucket_of((instruction.updates or instruction.reads or instruction.writes)[0])
+        large = {
+            re.sub("[qkv]_proj", "qkv_proj", p.name)
+            for p in self.plan.bucket_parameters(bucket.name)
+            if prod(p.shape) > PERSISTENT
+        }
+        return round(1e9 * once * max(len(large) - 1, 0))
 
     def _is_late(self, instruction: Instruction) -> bool:
         late = self.software.late_sum and instruction.group != "data.shard"

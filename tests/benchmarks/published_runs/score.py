@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import mean, median
 from typing import Any
@@ -90,6 +90,17 @@ def times(compared: Sequence[Compared], only_headline: bool = True) -> dict[str,
     return {**errors((c.row.source, c.time_error or 0.0) for c in chosen), "worst": listed}
 
 
+def groups(compared: Sequence[Compared]) -> dict[str, dict[str, Any]]:
+    """Step times of rows of any priority that share a mechanism: a context split over ranks, experts, 8 bits."""
+    timed = [c for c in compared if c.time_error is not None]
+    kinds: dict[str, Callable[[Row], bool]] = {
+        "context > 1": lambda row: row.number("cp", 1) > 1,
+        "experts": lambda row: row.number("num_experts") > 0,
+        "8 bits": lambda row: row.eight_bit,
+    }
+    return {name: errors((c.row.source, c.time_error or 0.0) for c in timed if of(c.row)) for name, of in kinds.items()}
+
+
 def memories(compared: Sequence[Compared], only_headline: bool = True) -> dict[str, Any]:
     chosen = [c for c in compared if c.memory_error is not None and (c.row.priority == "1" or not only_headline)]
     return errors((c.row.source, c.memory_error or 0.0) for c in chosen)
@@ -136,8 +147,7 @@ COLUMNS = ("rows", "median_abs_pct", "mean_abs_pct", "p90_abs_pct", "bias_pct")
 def table(report: dict[str, Any]) -> str:
     """The report for people: a line per source and section, the worst rows, verdicts, and what was left out."""
     lines = [f"{'':28s}" + "".join(f"{name.removesuffix('_pct'):>14s}" for name in COLUMNS)]
-    for section in SECTIONS:
-        found = report[section]
+    for section, found in (*((s, report[s]) for s in SECTIONS), *report["groups"].items()):
         if found is None:
             lines.append(f"{section}: needs scipy")
             continue

@@ -21,6 +21,9 @@ FIGURES: dict[str, float] = {
     "flash1": 0.779,  # rate of FlashAttention 1, and of Triton's, relative to FlashAttention 2
     "flash2_hopper": 0.405,  # rate of FlashAttention 2 on H100 relative to attention with its asynchronous products
     "engine_hidden": 0.9,  # share of tensor collectives that Transformer Engine runs under matrix products
+    # the same of sums of input gradients that products for weight gradients run beside: one layer of 22B takes 11.9 ms
+    # backward, 11.8 with sequence parallelism (Korthikanti et al. 2022, table 4), 13.0 if all of a sum were exposed
+    "summed_under_weights": 0.6,
     "torch_hidden": 0.3,  # the same of PyTorch's asynchronous tensor parallelism
     "unstated_adapters": 0.4,  # adapters per device where a source does not name its network
     "deepspeed": 3.33,  # time of DeepSpeed's collectives of gradients and parameters as a multiple of NCCL's
@@ -87,6 +90,7 @@ class Software:
     narrow_state      optimizer state in the width of the parameters, without a copy of these in 32 bits
     step_buffers      bytes of the buffers that gradients and parameters are moved through
     hidden            figure of the share of tensor collectives that runs under matrix products; empty: none
+    hidden_sums       sums of input gradients over tensor ranks run beside the products for weight gradients
     scattered         tensor ranks send their share of an activation to the next stage, which gathers it there
     late_sum          gradients are summed after the last backward
     separate_sums     gradients of a micro-batch are formed first and then added to the sum
@@ -99,6 +103,9 @@ class Software:
     eight_bit         inputs of products are kept in 8 bits
     loss              how it is formed: fused, or a key of LOSS_BYTES
     gathered_loss     of logits that tensor ranks gather first
+    sent_once         experts that a token is routed to, where it goes once to a node (within one: to a rank) that has
+                      several of them; 0: it is sent to each expert
+    most_nodes        nodes that the routing of a token is limited to; 0: it is not
     unstated_network  the source does not say how fast nodes are joined
     """
 
@@ -114,6 +121,7 @@ class Software:
     narrow_state: bool = False
     step_buffers: int = 0
     hidden: str = ""
+    hidden_sums: bool = False
     scattered: bool = False
     late_sum: bool = False
     separate_sums: bool = False
@@ -126,6 +134,8 @@ class Software:
     eight_bit: bool = False
     loss: str = "fused"
     gathered_loss: bool = False
+    sent_once: int = 0
+    most_nodes: int = 0
     unstated_network: bool = False
 
     @property
@@ -140,6 +150,7 @@ def software(row: Row) -> Software:
     deepspeed, pipelined = is_deepspeed(row), row.number("pp", 1) > 1
     narrow = _narrow(row, kind)
     old = kind == "scores"
+    parallel = row.text("sequence_parallel") == "true"
     return Software(
         attention=_attention(row, kind),
         softmax="separate" if "attention kernel: torch" in row.text("notes") else "fused",
@@ -153,11 +164,12 @@ def software(row: Row) -> Software:
         narrow_state=_narrow_state(row),
         step_buffers=2 * DEEPSPEED_BUCKET if is_deepspeed(row) and not is_scaling(row) else 0,
         hidden=_hidden(row, kind),
+        hidden_sums=old and "sequence parallel" in row.text("notes") + " sequence parallel" * parallel,
         scattered=old and not deepspeed,
         late_sum=old or deepspeed,
         separate_sums=deepspeed,
         deepspeed=deepspeed,
-        whole_sum=deepspeed and pipelined,
+        whole_sum=deepspeed and (pipelined or row.text("zero_stage") == "3"),
         hidden_gather=kind == "engine",
         fused_inputs=kind in ("engine", "scores") or row.text("gated_mlp") == "0",
         shard_kept=kind in ("engine", "scores"),
@@ -165,6 +177,8 @@ def software(row: Row) -> Software:
         eight_bit=row.eight_bit and kind == "engine",
         loss=_loss(row, kind),
         gathered_loss=is_scaling(row),
+        sent_once=row.number("top_k") if _dispatches_once(row) else 0,
+        most_nodes=4 if row.text("model_name") == "deepseek-v3" else 0,  # its report, section 2.1.2
         unstated_network=_unstated(row),
     )
 
@@ -217,6 +231,11 @@ def _loss(row: Row, kind: str) -> str:
     if is_scaling(row):
         return "kept"
     return "parallel" if row.number("tp", 1) > 1 else "whole"
+
+
+def _dispatches_once(row: Row) -> bool:
+    """DeepEP and HybridEP, and what DeepSeek trained with, send a token once to a node and spread it there."""
+    return bool(re.search("deepep|hybridep|node-limited", row.text("notes"), re.IGNORECASE))
 
 
 def _narrow_state(row: Row) -> bool:

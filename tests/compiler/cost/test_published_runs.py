@@ -19,6 +19,7 @@ from tests.benchmarks.published_runs.layout import planned
 from tests.benchmarks.published_runs.parameters import PARAMETERS, current
 from tests.benchmarks.published_runs.predict import predict, prepare
 from tests.benchmarks.published_runs.rows import FIXTURES, Row, read, skipped
+from tests.benchmarks.published_runs.run_prices import sent_share
 from tests.benchmarks.published_runs.score import Compared, errors, headline
 from tests.benchmarks.published_runs.software import software
 from tests.compiler.cost.test_network import CLUSTER
@@ -50,6 +51,7 @@ def test_keys_of_the_report_and_reasons_of_what_is_left_out(
     assert keys <= set(report["step_time"]) and keys <= set(report["memory"])
     assert report["step_time"]["rows"] == 2 and set(report["step_time"]["by_source"]) == {"korthikanti2022"}
     assert report["memory_all_rows"]["by_source"]["simumax"]["rows"] == 1
+    assert set(report["groups"]) == {"context > 1", "experts", "8 bits"}
     assert report["fits"]["oom_rows"] == report["fits"]["ok_rows"] == 3
     assert report["skipped"] == {"not fully specified: micro_batch": 2, "no cluster for TPU": 2}
 
@@ -123,6 +125,12 @@ def test_tiles_fill_waves() -> None:
     assert tiled_share(2048, 1024, 512, 1, 108) == pytest.approx(max(64 / 108, 0.95 * 128 / 216, 0.82 * 256 / 324))
     assert tiled_share(108 * 256, 128, 512, 1, 108) == 1.0
     assert tiled_share(1, 1, 512, 1, 108) < 1e-4
+
+
+def test_copies_of_a_token_that_is_sent_once_to_a_node() -> None:
+    """Eight experts on eight nodes: a token meets 8 (1 - (7/8)^8) = 5.25 of them, four where routing is limited."""
+    assert sent_share(8, 8) == pytest.approx(8 * (1 - (7 / 8) ** 8) / 8)
+    assert sent_share(8, 8, 4) == 0.5 and sent_share(1, 16) == pytest.approx(1.0)
 
 
 def test_devices_share_adapters() -> None:
