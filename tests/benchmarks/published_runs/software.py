@@ -41,8 +41,9 @@ SEPARATE = {
     "vocab_sum": (12.0, 5.0),  # cast, shift, exponential, sum, division in 32 bits: 24 bytes where one kernel moves 2
 }
 # Bytes of each logit at the start of backward where the loss is a chain of PyTorch's kernels: log-softmax, its gradient
-# and that of the logits in 32 bits; the logits themselves, where they are not let go; a fourth number in 32 bits in the
-# loss over tensor ranks (torch.distributed.tensor.parallel, `loss_parallel`: exponential beside the sum)
+# and that of the logits in 32 bits; where they are not let go the logits themselves (Scaling hands them on as a layer's
+# output) and widened (it counts right answers in them; fitted on its runs out of memory); a fourth number in 32 bits in
+# the loss over tensor ranks (torch.distributed.tensor.parallel, `loss_parallel`: exponential beside the sum)
 LOSS_BYTES = {"whole": 12, "kept": 18, "parallel": 16}
 PLAN_LOSS = 4  # of these a plan has the logits and their gradient in 16 bits
 # Bytes that separate kernels of norm and activation keep of each number that they make: Llama's norm its input widened
@@ -95,7 +96,8 @@ class Software:
     late_sum          gradients are summed after the last backward
     separate_sums     gradients of a micro-batch are formed first and then added to the sum
     deepspeed         collectives of gradients and parameters are DeepSpeed's
-    whole_sum         gradients are summed on every rank though each updates only its shard
+    whole_sum         gradients are summed on every rank though each updates only its shard: by DeepSpeed under
+                      pipelines, and by its ZeRO-3 of 2021, which reduces slice by slice
     hidden_gather     updated parameters are gathered under the next forward
     fused_inputs      products with the same input are one product
     shard_kept        of an activation that tensor ranks gather for a product, backward keeps the own shard only
