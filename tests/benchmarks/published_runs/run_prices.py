@@ -91,8 +91,10 @@ class RunPrices(Prices):
         if instruction.opcode != "all_to_all" or not self.software.sent_once:
             return found
         place = self.placement(self.plan.roles[0], instruction.group)
-        limit = self.software.most_nodes if place.nodes > 1 else 0
-        return round(found * sent_share(self.software.sent_once, place.nodes if place.nodes > 1 else place.size, limit))
+        if place.nodes == 1:
+            return round(found * sent_share(self.software.sent_once, place.size))
+        share = sent_share(self.software.sent_once, place.nodes, self.software.most_nodes)
+        return round(found * share * self.machine.figures["inter"] / self.machine.figures["dispatched"])
 
     def _sum(self, role: Role, instruction: Instruction) -> int:
         """A gradient sum; those over replicas of shards run under backward too, beside the sum of the shards."""
