@@ -78,7 +78,7 @@ class Estimator(LayerPrices):
         point = round(tensors * (1 + self.machine.figures["allocator_slack"])) + communicators + self.machine.reserved
         seconds = inf
         if point <= limit:
-            seconds = self._pipeline_part(s, stage, loads, layer, s.recompute)
+            seconds = self._pipeline_part(s, stage, loads, layer, head, s.recompute)
             ends_held = max(map(self._ends, self._held(s)))
             hidden = stage * layer.backward
             more = self._step_end(s, self._weights(s, stage * copies, ends_held), hidden)
@@ -89,16 +89,17 @@ class Estimator(LayerPrices):
         return Estimate(seconds, point, upper_bound(self.machine, tensors, communicators), stage)
 
     def bound(self, s: Strategy, recompute: str = "none", open_experts: bool = False) -> float:
-        """Seconds that no way of saving memory gets below: the body of a step with this recompute. With `open_experts`
-        no way of sharing experts gets below it either."""
-        cut = self.cut(s)._replace(experts=()) if open_experts else self.cut(s)
+        """Seconds that no way of saving memory gets below: the body of a step with this recompute, logits kept. With
+        `open_experts` no way of sharing experts gets below it either."""
+        cut = self.cut(s)._replace(loss_rows=0)
+        cut = cut._replace(experts=()) if open_experts else cut
         layer, head, loads = self.layer(cut), self.head(cut), self._rank_layers(s)
         ends = (head.forward + head.backward) / schedule_row(s.schedule).copies
         one = layer.forward + layer.backward + layer.rebuilt(recompute)
         stage = ceil(max(loads)) if loads else self.bottleneck(s.pipeline, one, ends)
         if open_experts and not loads:
             stage = -(-self.shape.layers // s.pipeline)  # cheaper layers would make a head weigh more of them
-        return self._pipeline_part(s, stage, loads, layer, recompute)
+        return self._pipeline_part(s, stage, loads, layer, head, recompute)
 
     def floor(self, s: Strategy, fill: int) -> float:
         """Seconds that no micro-batch size gets below on the strategy's mesh, whose own is the largest: what a sequence
@@ -110,15 +111,17 @@ class Estimator(LayerPrices):
     def pipeline_part(self, s: Strategy) -> float:
         """Seconds of the body of a step in closed form, for known stages: forwards, backwards, and waiting for them."""
         loads = self._rank_layers(s)
-        return self._pipeline_part(s, ceil(max(loads)), loads, self.layer(self.cut(s)), s.recompute)
+        cut = self.cut(s)
+        return self._pipeline_part(s, ceil(max(loads)), loads, self.layer(cut), self.head(cut), s.recompute)
 
     def _rank_layers(self, s: Strategy) -> list[float]:
         """Layers that each rank works on per micro-batch; nothing while the stages are unknown."""
         copies = schedule_row(s.schedule).copies
         return [sum(s.stages[c] for c in rank.stages) / copies for rank in self._held(s)] if s.stages else []
 
-    def _pipeline_part(self, s: Strategy, stage: int, loads: list[float], layer: LayerCost, recompute: str) -> float:
-        head = self.head(self.cut(s))
+    def _pipeline_part(
+        self, s: Strategy, stage: int, loads: list[float], layer: LayerCost, head: LayerCost, recompute: str
+    ) -> float:
         micro_batches = self.global_batch // (s.data * s.micro_batch)
         one = layer.forward + layer.backward + layer.rebuilt(recompute)
         ends = head.forward + head.backward

@@ -20,17 +20,17 @@ BEST = 4  # layouts that are tried with all their logits, each with every micro-
 
 
 def with_kept_logits(spec: Spec, estimator: Estimator, ranked: list[Candidate], limit: int) -> list[Candidate]:
-    """`ranked` with what is faster when logits are kept; the closed forms rank them all."""
+    """`ranked` with what is faster when logits are kept, of the layouts with the least bounds; the closed forms rank
+    them all."""
     if spec.parallel.loss_rows.fixed:
         return ranked
-    plain: dict[Strategy, None] = {}
-    for candidate in ranked:
-        if len(plain) == BEST:
-            break
-        plain.setdefault(_without_savings(candidate.strategy))
+    bounds: dict[Strategy, float] = {}
+    for c in ranked:
+        layout, bound = _without_savings(c.strategy), estimator.bound(c.strategy)
+        bounds[layout] = min(bound, bounds.get(layout, bound))
     found: list[Candidate] = []
-    for layout in plain:
-        least = min(c.estimate.seconds for c in ranked)
+    least = min((c.estimate.seconds for c in ranked), default=0.0)
+    for layout in sorted(bounds, key=lambda layout: bounds[layout])[:BEST]:
         for s in _every_batch(spec, layout):
             if loss_rows(spec, s.micro_batch, s.context, s.tensor) and estimator.bound(s) < least:
                 kept = saved(spec, estimator, Candidate(s, estimator.estimate(s)), limit)
