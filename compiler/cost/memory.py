@@ -102,6 +102,6 @@ def communicator_count(plan: Plan, role: Role) -> int:
         (i.group, i.stream, i.attribute("peer", 0))
         for block in role.blocks
         for i in block.instructions
-        if i.row.asynchronous and plan.group_size(i.group) > 1
+        if i.stream and i.row.asynchronous
     }
-    return len(found)
+    return sum(plan.group_size(group) > 1 for group, _, _ in found)

@@ -169,7 +169,9 @@ class BlockWriter:
     def _variants(self, part: Part, names: Names, keep: bool = True) -> list[Layer]:
         """The tiers in which a part is lowered: one, or all of an adaptive plan."""
         tiers = TIERS if self._adaptive(part, names.layer) and keep else (self._tier(names.layer) if keep else "",)
-        found = self.tiers.setdefault(part.name, Tiers(part, self.strategy.recompute == "adaptive"))
+        found = self.tiers.get(part.name)
+        if found is None:
+            found = self.tiers[part.name] = Tiers(part, self.strategy.recompute == "adaptive")
         return [Layer(found, tier, names) for tier in tiers]
 
     def _run(self, part: Part, names: Names, tier: str) -> list[Instruction]:

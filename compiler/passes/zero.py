@@ -228,6 +228,7 @@ class _Rewrite:
 
     def run(self) -> list[Instruction]:
         self.runs = stretches(self.draft.instructions)
+        self.reads = [self._read(instruction) for instruction in self.draft.instructions]
         self._gather()
         self._add_up()
         self._issue_for_next()
@@ -253,13 +254,14 @@ class _Rewrite:
     def _gather(self) -> None:
         used: dict[str, int] = {}
         for number, run in enumerate(self.runs):
-            for bucket in dict.fromkeys(b for index in run for b in self._read(index)):
+            for bucket in dict.fromkeys(b for index in run for b in self.reads[index]):
                 used[bucket] = used.get(bucket, 0) + 1
-                self._gathered(bucket, number, [n for n in run if bucket in self._read(n)], used[bucket])
+                self._gathered(bucket, number, [n for n in run if bucket in self.reads[n]], used[bucket])
 
-    def _read(self, index: int) -> list[str]:
-        reads = self.draft.instructions[index].reads
-        return [n[2:] for n in reads if n.startswith("p.") and self.sharding._sharded(n[2:], "p")]
+    def _read(self, instruction: Instruction) -> tuple[str, ...]:
+        """Sharded buckets whose parameters are read."""
+        found = tuple(n[2:] for n in instruction.reads if n.startswith("p."))
+        return tuple(b for b in found if self.sharding._sharded(b, "p")) if found else ()
 
     def _gathered(self, bucket: str, run: int, uses: list[int], times: int) -> None:
         once = self.sharding.choices.once
@@ -288,7 +290,7 @@ class _Rewrite:
             self.outlive.update(name for name in item.issue.reads if ":" in name)
 
     def _later(self, bucket: str, run: int) -> bool:
-        return any(bucket in self._read(n) for later in self.runs[run + 1 :] for n in later)
+        return any(bucket in self.reads[n] for later in self.runs[run + 1 :] for n in later)
 
     def _register(self, kind: str, bucket: str, times: int = 1) -> str:
         again = "r." if kind == "w" and self.draft.phase in "BI" else ""

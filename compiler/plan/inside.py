@@ -9,6 +9,7 @@ has a root: a value that was given to it (`x` a kept value, `d.x` a gradient), o
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from titan.compiler.plan.chains import chain_operands, chains
 from titan.compiler.plan.operators import DTYPE_BYTES, statistics_dtype
@@ -18,7 +19,7 @@ from titan.compiler.plan.segment import Call, Segment
 Root = str | int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Inside:
     """`peak`: most bytes of storages made by the instruction that are alive at once; `left`: those alive at its end.
 
@@ -32,7 +33,7 @@ class Inside:
     gradients: tuple[Root, ...] = ()
     frame: tuple[Root, ...] = ()
 
-    @property
+    @cached_property
     def shares(self) -> bool:
         """Whether some written values are not storages of their own."""
         roots = (*self.gradients, *self.frame)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from titan.compiler.plan.opcodes import OPCODES, Opcode
 from titan.compiler.plan.operators import Attribute
@@ -59,22 +60,26 @@ class Instruction:
         return replace(self, attributes=self.attributes[:-2]) if self.when else self
 
 
+NAMES = 1 << 16  # names whose parts are remembered: the readers of a plan ask for the same ones over and over
 WHOLE = ("w.", "dw.")  # prefixes of registers that hold a whole bucket: gathered parameters, gradients
 STATE = "state."  # a register that holds the optimizer state of a bucket on the device while that is updated
 HOST, BACK = "host.", "back."  # prefixes of a register's copy in host memory, and of the one that comes back
 TO_HOST, FROM_HOST = "host.out", "host.in"  # streams of these copies, which run side by side
 
 
+@lru_cache(NAMES)
 def base_name(register: str) -> str:
     """Register name without micro-batch and pending mark: `x.l5:i?` -> `x.l5`."""
     return register.rstrip("?").partition(":")[0]
 
 
+@lru_cache(NAMES)
 def original(register: str) -> str:
     """Base name of the register of which this is the copy on the host, or what came back: `back.x.l5:i` -> `x.l5`."""
     return base_name(register).removeprefix(HOST).removeprefix(BACK)
 
 
+@lru_cache(NAMES)
 def type_name(register: str) -> str:
     """Key of the plan's types, base name without layer and mark: `d.x.l5:i?` -> `d.x`; `host.x.l5`, `r.x.l5` -> `x`.
 

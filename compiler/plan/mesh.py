@@ -8,6 +8,7 @@ with `*` (`data*context`), or one of the plan's declared groups that hold ranks 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
 AXES = ("region", "pipeline", "data", "context", "tensor")
@@ -25,13 +26,11 @@ class Mesh:
 
     def resolve(self, group: str) -> tuple[str, ...]:
         """The factors of a group in mesh order: `tensor` -> (`tensor.kv`, `tensor.rep`) where the axis is split."""
-        names = group.split("*")
-        return tuple(f for f, _ in self.factors if f in names or f.split(".")[0] in names)
+        return _resolve(self.factors, group)
 
     def size(self, group: str) -> int:
         """Number of ranks in each group of this name; 1 for the empty group."""
-        chosen = self.resolve(group)
-        return prod(size for f, size in self.factors if f in chosen)
+        return _size(self.factors, group)
 
     def coordinates(self, rank: int) -> dict[str, int]:
         """Coordinate of a rank on each factor."""
@@ -78,6 +77,18 @@ class Mesh:
         coordinates = self.coordinates(rank)
         coordinates[axis] = (coordinates[axis] + offset) % self.size(axis)
         return self.rank(coordinates)
+
+
+@lru_cache(4096)
+def _resolve(factors: tuple[tuple[str, int], ...], group: str) -> tuple[str, ...]:
+    names = group.split("*")
+    return tuple(f for f, _ in factors if f in names or f.split(".")[0] in names)
+
+
+@lru_cache(4096)
+def _size(factors: tuple[tuple[str, int], ...], group: str) -> int:
+    chosen = _resolve(factors, group)
+    return prod(size for f, size in factors if f in chosen)
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,6 +179,11 @@ class Plan:
         return {parameter.name: parameter for parameter in self.parameters}
 
     @cached_property
+    def _buckets(self) -> dict[str, Bucket]:
+        """What `bucket_of` has found."""
+        return {}
+
+    @cached_property
     def group_table(self) -> dict[str, Group]:
         return {group.name: group for group in self.groups}
 
@@ -222,11 +227,14 @@ class Plan:
 
         Raises KeyError when the name belongs to none.
         """
-        table = self.bucket_table
-        rest = base_name(name).removeprefix("r.").partition(".")[2]
-        while rest not in table and "." in rest:
-            rest = rest.rpartition(".")[0]
-        return table[rest]
+        found = self._buckets.get(name)
+        if found is None:
+            table = self.bucket_table
+            rest = base_name(name).removeprefix("r.").partition(".")[2]
+            while rest not in table and "." in rest:
+                rest = rest.rpartition(".")[0]
+            found = self._buckets[name] = table[rest]
+        return found
 
     def shard_degree(self, bucket: Bucket) -> int:
         """Number of ranks that share the sharded buffers of a bucket."""

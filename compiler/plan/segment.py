@@ -7,7 +7,7 @@ binding: `.attn.q.weight` bound by unit `s0.l5` is `layers.5.attn.q.weight`; oth
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from titan.compiler.plan.operators import OPERATORS, Attribute, Operator, TensorType
 
@@ -204,6 +204,7 @@ def bind(formal: str, layer: int | None) -> str:
     return f"layers.{layer}{formal}" if formal.startswith(".") else formal
 
 
+@lru_cache(1 << 14)
 def parse_unit(unit: str) -> tuple[str, int | None]:
     """`s0.l5` -> (`s0`, 5); `head` -> (`head`, None)."""
     name, mark, layer = unit.rpartition(".l")

@@ -52,7 +52,7 @@ class Sizes:
         self._registers: dict[str, int] = {}
         self._flops: dict[str, Flops] = {}
         self._inside: dict[tuple[str, str, tuple[str, ...], str, tuple[str, ...]], Inside] = {}
-        self._staged: dict[tuple[str, ...], Staging] = {}
+        self._staged: dict[tuple[object, ...], Staging] = {}
         self._issued: dict[int, dict[str, Staging]] = {}
 
     @cached_property
@@ -62,7 +62,9 @@ class Sizes:
 
     def runs(self, instruction: Instruction) -> bool:
         """Whether an instruction runs with the tiers that the plan begins with."""
-        return not instruction.when or self.start[layer_of(instruction.frame)] in instruction.when
+        if not instruction.attributes or not instruction.when:
+            return True
+        return self.start[layer_of(instruction.frame)] in instruction.when
 
     def register(self, name: str) -> int:
         """Bytes of a register on the device; copies on the host (`host.`), tokens of transfers (`t.`), in-place
@@ -182,10 +184,13 @@ class Sizes:
         """What the transport holds for an asynchronous instruction."""
         if issue.opcode in UNSTAGED:
             return NOTHING
-        key = (issue.opcode, base_name(issue.writes[0]), *issue.reads, issue.group)
-        if key not in self._staged:
-            self._staged[key] = self._staging(issue)
-        return self._staged[key]
+        names = (*issue.updates, *issue.reads, issue.writes[0]) if issue.opcode == "reduce_grad" else ()
+        kinds = names or (type_name(issue.writes[0]), *map(type_name, issue.reads))  # equal in all layers of a kind
+        key = (issue.opcode, kinds, issue.group, issue.attributes)
+        found = self._staged.get(key)
+        if found is None:
+            found = self._staged[key] = self._staging(issue)
+        return found
 
     def issued(self, role: Role) -> dict[str, Staging]:
         """The same for all that a role's blocks issue, by the base name of the pending register."""
