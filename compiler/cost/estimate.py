@@ -110,8 +110,7 @@ class Estimator(LayerPrices):
 
     def pipeline_part(self, s: Strategy) -> float:
         """Seconds of the body of a step in closed form, for known stages: forwards, backwards, and waiting for them."""
-        loads = self._rank_layers(s)
-        cut = self.cut(s)
+        loads, cut = self._rank_layers(s), self.cut(s)
         return self._pipeline_part(s, ceil(max(loads)), loads, self.layer(cut), self.head(cut), s.recompute)
 
     def _rank_layers(self, s: Strategy) -> list[float]:
@@ -125,21 +124,23 @@ class Estimator(LayerPrices):
         micro_batches = self.global_batch // (s.data * s.micro_batch)
         one = layer.forward + layer.backward + layer.rebuilt(recompute)
         ends = head.forward + head.backward
-        at_end = [r for r, rank in enumerate(self._held(s)) if rank.lasts][-1]
-        last = loads[at_end] if loads else 1
+        last = loads[[r for r, rank in enumerate(self._held(s)) if rank.lasts][-1]] if loads else 1
         slowest = max(stage * one, last * one + ends / schedule_row(s.schedule).copies)
         slowest = slowest if s.pipeline > 1 else stage * one + ends
         forward = (self.shape.layers * layer.forward + head.forward) / s.pipeline
         weight = (self.shape.layers * layer.backward + head.backward) / s.pipeline / 2
         times = Times(forward, (self.shape.layers * one + ends) / s.pipeline - forward - weight, weight)
-        return self.crowded(s, self._pipeline_seconds(s, micro_batches, slowest, times, layer.entry))
+        return self._crowded(s, self._pipeline_seconds(s, micro_batches, slowest, times, layer.entry), layer, head)
 
     def crowded(self, s: Strategy, body: float) -> float:
         """Seconds of the body of a step where ranks share cores: no less than the work of all on the cores that there
         are. While some wait, others are faster: a bubble costs little then."""
+        cut = self.cut(s)
+        return self._crowded(s, body, self.layer(cut), self.head(cut))
+
+    def _crowded(self, s: Strategy, body: float, layer: LayerCost, head: LayerCost) -> float:
         if self._crowd(s) == 1.0:
             return body
-        layer, head = self.layer(self.cut(s)), self.head(self.cut(s))
         one = layer.forward + layer.backward + layer.rebuilt(s.recompute)
         micro_batches = self.global_batch // (s.data * s.micro_batch)
         busy = micro_batches * (self.shape.layers * one + head.forward + head.backward) / s.pipeline
@@ -153,7 +154,8 @@ class Estimator(LayerPrices):
     def durations(self, s: Strategy) -> Durations:
         """Seconds of the phases of every chunk, all copies, for known stages. A backward is half to inputs, where what
         is rebuilt counts too, and half to weights; a transfer takes the slower kind of link that it meets."""
-        layer, head = self.layer(self.cut(s)), self.head(self.cut(s))
+        cut = self.cut(s)
+        layer, head = self.layer(cut), self.head(cut)
         phases = (layer.forward, layer.backward / 2 + layer.rebuilt(s.recompute), layer.backward / 2)
         last = (head.forward, head.backward / 2, head.backward / 2)
         one = [[n * phase for n in s.stages] for phase in phases]
@@ -206,20 +208,22 @@ class Estimator(LayerPrices):
     def _peak(self, s: Strategy, stage: int, micro_batches: int, layer: LayerCost, head: LayerCost) -> int:
         """Bytes of tensors on the fullest rank: of all ranks when the stages are known, else of the first two and the
         last with stages of equal size."""
-        last, row = s.pipeline - 1, schedule_row(s.schedule)
+        last, row, held_by = s.pipeline - 1, schedule_row(s.schedule), self._held(s)
         ranks = range(s.pipeline) if s.stages else sorted({0, min(1, last), last})
+        stored, whole, number = layer.stored(s.recompute), layer.stored("none"), s.chunks
+        rebuilding = 1.5 * layer.kept if s.recompute == "full" else 0.0
         peak = 0.0
         for rank in ranks:
-            chunks = self._held(s)[rank]
+            chunks = held_by[rank]
+            ends = self._ends(chunks)
             layers = sum(s.stages[c] for c in chunks.stages) if s.stages else stage * row.copies
-            held = self._buffers(s, self._weights(s, layers, self._ends(chunks))) + self._expert_buffers(s, layers)
-            held += self._whole(s, layers, self._ends(chunks)) if s.zero > 1 else 0.0
-            live = row.frames(s.pipeline, micro_batches, rank, s.chunks) / row.copies
-            stored = frame_bytes(row, rank, s.pipeline, layer.stored(s.recompute), layer.stored("none"))
-            kept = float(kept_layers(s, live * layers) * stored)
-            kept += 1.5 * layer.kept if s.recompute == "full" else 0.0
+            held = self._buffers(s, self._weights(s, layers, ends)) + self._expert_buffers(s, layers)
+            held += self._whole(s, layers, ends) if s.zero > 1 else 0.0
+            live = row.frames(s.pipeline, micro_batches, rank, number) / row.copies
+            kept = float(kept_layers(s, live * layers) * frame_bytes(row, rank, s.pipeline, stored, whole))
+            kept += rebuilding
             kept += head.kept if chunks.lasts else 0.0
-            peak = max(peak, held + max(kept, self._state_nearby(s, layers, self._ends(chunks))))
+            peak = max(peak, held + max(kept, self._state_nearby(s, layers, ends)))
         return round(peak)
 
     def _state_nearby(self, s: Strategy, layers: float, ends: int) -> float:
@@ -290,8 +294,8 @@ class Estimator(LayerPrices):
         key = (s.zero, s.reduce, s.late_check, s.state_on_host, shards or self._shards(s))
         if key not in self._each:
             optimizer = (0 if s.state_on_host else self._state) + (3 * self.statistic if s.late_check else 0)
-            sizes = {"p": self.size, "g": self.statistic, "o": optimizer}
-            self._each[key] = sum(size / (key[-1] if kind in s.sharded else 1) for kind, size in sizes.items())
+            sizes, sharded = {"p": self.size, "g": self.statistic, "o": optimizer}, s.sharded
+            self._each[key] = sum(size / (key[-1] if kind in sharded else 1) for kind, size in sizes.items())
         return held * self._each[key]
 
     def _shards(self, s: Strategy) -> int:

@@ -60,10 +60,10 @@ class LayerCost:
     weight: float = 0.0
 
     def stored(self, tier: str) -> int:
-        return {"selective": self.selective[0], "full": self.full[0]}.get(tier, self.kept)
+        return self.selective[0] if tier == "selective" else self.full[0] if tier == "full" else self.kept
 
     def rebuilt(self, tier: str) -> float:
-        return {"selective": self.selective[1], "full": self.full[1]}.get(tier, 0.0)
+        return self.selective[1] if tier == "selective" else self.full[1] if tier == "full" else 0.0
 
 
 @lru_cache(maxsize=4096)
@@ -93,18 +93,23 @@ class LayerPrices:
         self._layers: dict[Cut, LayerCost] = {}
         self._plain: dict[tuple[Cut, float], LayerCost] = {}
         self._heads: dict[Cut, LayerCost] = {}
+        self._linear: dict[tuple[int, int, int, int], tuple[float, float, float]] = {}
 
     def layer(self, cut: Cut) -> LayerCost:
-        cut = cut._replace(loss_rows=0)
-        if cut not in self._layers:
-            self._layers[cut] = self._mean_layer(cut) if self.shape.mixtures else self._layer(cut, self.shape.ffn)
-        return self._layers[cut]
+        if cut.loss_rows:
+            cut = cut._replace(loss_rows=0)
+        found = self._layers.get(cut)
+        if found is None:
+            found = self._mean_layer(cut) if self.shape.mixtures else self._layer(cut, self.shape.ffn)
+            self._layers[cut] = found
+        return found
 
     def head(self, cut: Cut) -> LayerCost:
         """Final norm, output head and loss; `kept` are logits and their gradient."""
-        if cut not in self._heads:
-            self._heads[cut] = self._head(cut)
-        return self._heads[cut]
+        found = self._heads.get(cut)
+        if found is None:
+            found = self._heads[cut] = self._head(cut)
+        return found
 
     def _mean_layer(self, cut: Cut) -> LayerCost:
         """Mean of the kinds of layers. Only attention, shared widths and what surrounds them is recomputed; experts and
@@ -228,15 +233,23 @@ class LayerPrices:
         """Seconds forward and backward of linear layers (inner, outer width), `batch` of each, and of the backward
         that to weights."""
         forward = backward = weight = 0.0
-        dtype = self.shape.product_dtype or self.shape.dtype
-        for k, n in (p for p in products if p[0] and p[1]):
-            forward += gemm_seconds(self.machine, tokens, n, k, dtype, self.size, batch)
-            backward += gemm_seconds(self.machine, tokens, k, n, dtype, self.size, batch)
-            weight += gemm_seconds(self.machine, n, k, tokens, dtype, 8, batch)
-            if dtype != self.shape.dtype:
-                forward += cast_seconds(self.machine, batch * tokens * k)
-                backward += cast_seconds(self.machine, batch * tokens * n)
+        for k, n in products:
+            if k and n:
+                key = (tokens, k, n, batch)
+                found = self._linear.get(key)
+                if found is None:
+                    found = self._linear[key] = self._product(*key)
+                forward, backward, weight = forward + found[0], backward + found[1], weight + found[2]
         return forward, backward + weight, weight
+
+    def _product(self, tokens: int, k: int, n: int, batch: int) -> tuple[float, float, float]:
+        dtype = self.shape.product_dtype or self.shape.dtype
+        forward = gemm_seconds(self.machine, tokens, n, k, dtype, self.size, batch)
+        backward = gemm_seconds(self.machine, tokens, k, n, dtype, self.size, batch)
+        if dtype != self.shape.dtype:
+            forward += cast_seconds(self.machine, batch * tokens * k)
+            backward += cast_seconds(self.machine, batch * tokens * n)
+        return forward, backward, gemm_seconds(self.machine, n, k, tokens, dtype, 8, batch)
 
     def _layer_traffic(self, cut: Cut, tokens: int, queries: int, keys: int) -> tuple[float, float]:
         """Seconds of collectives forward and backward: tensor regions, then the context form."""

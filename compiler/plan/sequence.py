@@ -80,6 +80,7 @@ def between(queries: tuple[Run, ...], keys: tuple[Run, ...], window: int = 0) ->
     return tuple(found)
 
 
+@lru_cache(maxsize=4096)
 def needed_steps(ring: int, zigzag: bool, length: int, window: int = 0) -> tuple[int, ...]:
     """Steps of a ring in which any rank sees any of the visiting keys: with a window those whose blocks are near.
 

@@ -147,7 +147,7 @@ class _Hunt:
     def _least(self, family: Family, number: int, tier: int) -> Candidate:
         """The thriftiest way to share and to shard with a tier of recompute."""
         change = {**self.ladder(family.plain).options[-1], "recompute": self.tiers[tier]}
-        tried = [replace(family.member(number, experts), **change) for experts in family.thriftiest]
+        tried = [family.member(number, experts).but(**change) for experts in family.thriftiest]
         self.priced += len(tried)
         return min(
             (Candidate(s, self.estimator.estimate(s, 0)) for s in tried), key=lambda c: (c.estimate.memory, c.key)
@@ -235,9 +235,9 @@ class Ladder:
         that does not go with its experts is left out."""
         options = self.options
         if s.expert > 1:
-            options = tuple(o for o in options if is_legal(spec, replace(s, **o), EXPERT_RULES))
+            options = tuple(o for o in options if is_legal(spec, s.but(**o), EXPERT_RULES))
         for option in reversed(options):
-            strategy = replace(s, **option, recompute=tier)
+            strategy = s.but(**option, recompute=tier)
             found = Candidate(strategy, estimator.estimate(strategy, NEAR * limit))
             yield found
             if option is options[-1] and found.estimate.memory > NEAR * limit:

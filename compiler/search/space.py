@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -60,8 +60,8 @@ class Family:
     def member(self, number: int, experts: tuple[int, int]) -> Strategy:
         size, schedule, chunks = self.batches[number]
         s = self.plain
-        return replace(
-            s, micro_batch=size, micro_batches=s.micro_batch * s.micro_batches // size, schedule=schedule,
+        return s.but(
+            micro_batch=size, micro_batches=s.micro_batch * s.micro_batches // size, schedule=schedule,
             wished_chunks=chunks, loss_rows=self.rows[number], expert=experts[0], expert_tensor=experts[1],
         )  # fmt: skip
 
@@ -251,8 +251,8 @@ def _of_mesh(
                 late_check=spec.parallel.late_check.value is True, offload=allowed(spec, "offload")[0],
             )  # fmt: skip
             if parallel not in shared:
-                shared[parallel] = _shared_experts(spec, replace(plain, **options[0]))
-            family = _family(spec, replace(plain, **options[0]), orders, shared[parallel])
+                shared[parallel] = _shared_experts(spec, plain.but(**options[0]))
+            family = _family(spec, plain.but(**options[0]), orders, shared[parallel])
             if family is None:
                 continue
             found.append(family)
@@ -275,9 +275,7 @@ def _family(
     for size, ((schedule, chunks), *_) in orders.items():
         if schedule not in agreed:
             micro_batches = plain.micro_batches // size
-            some = replace(
-                plain, schedule=schedule, wished_chunks=chunks, micro_batch=size, micro_batches=micro_batches
-            )
+            some = plain.but(schedule=schedule, wished_chunks=chunks, micro_batch=size, micro_batches=micro_batches)
             agreed[schedule] = is_legal(spec, some)
         if agreed[schedule]:
             batches.append(Batch(size, schedule, chunks))
@@ -293,7 +291,7 @@ def _shared_experts(spec: Spec, plain: Strategy) -> tuple[tuple[int, int], ...]:
     return tuple(
         (expert, width)
         for expert, width in found
-        if is_legal(spec, replace(plain, expert=expert, expert_tensor=width), EXPERT_RULES)
+        if is_legal(spec, plain.but(expert=expert, expert_tensor=width), EXPERT_RULES)
     )
 
 
