@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 
 from titan.compiler.cost.estimate import Estimator
 from titan.compiler.cost.machine import Machine, read_machine
-from titan.compiler.cost.memory import MemoryLedger, memory_ledger
+from titan.compiler.cost.memory import MemoryLedger
 from titan.compiler.cost.shape import read_shape
 from titan.compiler.cost.simulate import Timeline, simulate
 from titan.compiler.search.bound import least_step
 from titan.compiler.search.candidates import NEAR, Candidate, affordable, price, with_stages
 from titan.compiler.search.logits import with_kept_logits
+from titan.compiler.search.measured import Measured, measured
 from titan.compiler.search.offload import WITH_ACTIVATIONS, least_layers
 from titan.compiler.search.offload import sentence as host_sentence
 from titan.compiler.search.orders import finished, with_schedules
@@ -230,7 +231,7 @@ def _compile(
 ) -> list[Finalist]:
     """Finalists in order of their estimates, until enough of them have one of the verdicts; `closed` is the limit of
     closed forms."""
-    from titan.compiler.lower import lower, with_settings
+    from titan.compiler.lower import with_settings
 
     limit = memory_limit(spec)
     found: list[Finalist] = []
@@ -250,11 +251,11 @@ def _compile(
             chosen = replace(chosen, strategy=replace(tiered.strategy, reasons=why))
             plan, ledger = with_settings(spec, tiered.plan, chosen.strategy), tiered.ledger
         else:
-            plan = lower(spec, chosen.strategy)
-            ledger = memory_ledger(plan, estimator.machine, limit)
+            own = measured(spec, chosen.strategy, estimator.machine, limit)
+            plan, ledger = own.plan, own.ledger
         mend = (mended < MENDED or candidate.work <= SMALL) and ledger.upper <= MENDABLE * limit
         if ledger.verdict not in verdicts and mend and _free_tiers(spec, chosen.strategy):
-            tiered = with_tiers(spec, chosen.strategy, estimator.machine, limit, plan)
+            tiered = with_tiers(spec, chosen.strategy, estimator.machine, limit, Measured(plan, ledger))
             plan, ledger, mended = tiered.plan, tiered.ledger, mended + 1
             why = _explained(tiered.strategy, tiered.counts)
             chosen = replace(chosen, strategy=tiered.strategy)
@@ -274,7 +275,6 @@ def _refined(
     verdicts: tuple[str, ...],
 ) -> Finalist:
     """The fastest plan near a small one."""
-    from titan.compiler.lower import lower
     from titan.compiler.search.refine import Rivals, refine
 
     start, limit = replace(best.strategy, reasons=()), memory_limit(spec)
@@ -288,11 +288,10 @@ def _refined(
 
     def measure(s: Strategy) -> float | None:
         strategy = finished(Candidate(s, estimator.estimate(s)), estimator, closed)
-        plan = lower(spec, strategy)
-        ledger = memory_ledger(plan, estimator.machine, limit)
-        if ledger.verdict not in verdicts:
+        found = measured(spec, strategy, estimator.machine, limit)
+        if found.ledger.verdict not in verdicts:
             return None
-        plans[s] = Finalist(strategy, plan, simulate(plan, estimator.machine), ledger)
+        plans[s] = Finalist(strategy, found.plan, simulate(found.plan, estimator.machine), found.ledger)
         return plans[s].timeline.seconds
 
     if tries < FEWEST:
@@ -309,7 +308,7 @@ def _layer_by_layer(spec: Spec, best: Finalist, machine: Machine, limit: int) ->
     """The same plan with a recompute tier for each layer, where one for all layers recomputes more than it must."""
     if best.strategy.recompute == "none" or not _free_tiers(spec, best.strategy):
         return best
-    tiered = with_tiers(spec, best.strategy, machine, limit, best.plan)
+    tiered = with_tiers(spec, best.strategy, machine, limit, Measured(best.plan, best.ledger))
     timeline = simulate(tiered.plan, machine)
     if timeline.step >= best.timeline.step or tiered.ledger.verdict != "fits":
         return best
@@ -328,8 +327,8 @@ def _on_host(spec: Spec, best: Finalist, machine: Machine, limit: int) -> Finali
     found = least_layers(spec, best.strategy, machine, limit)
     if found is None:
         return best
-    strategy, plan = found
-    ledger, timeline = memory_ledger(plan, machine, limit), simulate(plan, machine)
+    strategy, (plan, ledger) = found[0], (found[1].plan, found[1].ledger)
+    timeline = simulate(plan, machine)
     if timeline.step >= best.timeline.step or ledger.verdict != "fits":
         return best
     why = {"offload": host_sentence(strategy), "recompute": "the host holds what would not fit"}

@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import TYPE_CHECKING
 
-from titan.compiler.cost.memory import MemoryLedger, memory_ledger
+from titan.compiler.cost.memory import MemoryLedger
 from titan.compiler.cost.prices import Prices
 from titan.compiler.plan.segment import TIERS
 from titan.compiler.plan.sizes import Sizes
+from titan.compiler.search.measured import Measured, measured
 
 if TYPE_CHECKING:
     from titan.compiler.cost.machine import Machine
@@ -63,42 +64,44 @@ class Tiered:
     counts: tuple[Counts, ...]
 
 
-def with_tiers(spec: Spec, strategy: Strategy, machine: Machine, limit: int, known: Plan | None = None) -> Tiered:
+def with_tiers(spec: Spec, strategy: Strategy, machine: Machine, limit: int, known: Measured | None = None) -> Tiered:
     """The least that must be recomputed, layer by layer. Of a strategy that is not adaptive, one that has the same tier
-    everywhere says so in one word. `known`: the plan of the strategy itself, where there is one."""
-    from titan.compiler.lower import lower
-
+    everywhere says so in one word. `known`: the strategy's own plan, where there is one."""
     word = "adaptive" if strategy.recompute == "adaptive" else "mixed"
     layers = sum(strategy.stages)
     freest = replace(strategy, recompute=word, tiers=("none",) * layers)
-    first = known if known is not None and strategy.recompute == "none" else lower(spec, freest)
-    ledger = memory_ledger(first, machine, limit)
-    if ledger.upper <= limit:
-        whole = strategy if first is known else freest
-        return Tiered(
-            whole, first, ledger, tuple(Counts(sum(map(len, role.layers)), 0, 0, 0.0) for role in first.roles)
-        )
-    tight = {role.pipeline for role in ledger.roles if role.upper > limit}  # the others keep everything
+    own = known if known is not None and strategy.recompute == "none" else None
+    first = own or measured(spec, freest, machine, limit)
+    roles = first.plan.roles
+    if first.ledger.upper <= limit:
+        whole = tuple(Counts(sum(map(len, role.layers)), 0, 0, 0.0) for role in roles)
+        return Tiered(strategy if own else freest, first.plan, first.ledger, whole)
+    tight = {role.pipeline for role in first.ledger.roles if role.upper > limit}  # the others keep everything
     uniform = [first]
     for tier in TIERS[1:]:
-        same = known if known is not None and tier == strategy.recompute else None
-        uniform.append(same or lower(spec, replace(freest, tiers=(tier,) * layers), tight))
-    table = _tables(uniform, machine, limit, tight)
-    rooms = dict.fromkeys(tight, float(limit))
+        same = known if tier == strategy.recompute else None
+        uniform.append(same or measured(spec, replace(freest, tiers=(tier,) * layers), machine, limit, tight))
+    table = _tables(uniform, machine, tight)
+    rooms, changed, found = dict.fromkeys(tight, float(limit)), tight, dict[int, Counts]()
+    tried: Measured | None = None
     for _ in range(ROUNDS):
-        found = {rank: _of_rank(first, rank, table[rank], rooms[rank]) for rank in tight}
-        counts = tuple(found.get(r.pipeline) or Counts(sum(map(len, r.layers)), 0, 0, 0.0) for r in first.roles)
-        tiers = _listed(first, counts, layers)
+        found |= {rank: _of_rank(first.plan, rank, table[rank], rooms[rank]) for rank in changed}
+        counts = tuple(found.get(r.pipeline) or Counts(sum(map(len, r.layers)), 0, 0, 0.0) for r in roles)
+        tiers = _listed(first.plan, counts, layers)
         chosen = replace(strategy, recompute=word, tiers=tiers)
         if word == "mixed" and len(set(tiers)) == 1:
             chosen = replace(strategy, recompute=tiers[0], tiers=())
-        plan = lower(spec, chosen)
-        ledger = memory_ledger(plan, machine, limit)
-        over = {role.pipeline: role.upper - limit for role in ledger.roles if role.upper > limit}
+        if tried is None:
+            tried = measured(spec, chosen, machine, limit)
+        else:  # tiers are each rank's own, so only those that get less room have another program
+            tried = tried.with_ranks(measured(spec, chosen, machine, limit, changed), changed)
+        over = {role.pipeline: role.upper - limit for role in tried.ledger.roles if role.upper > limit}
         if all(rank not in found or found[rank].none + found[rank].selective == 0 for rank in over):
             break
         rooms = {rank: room - over.get(rank, 0) for rank, room in rooms.items()}
-    return Tiered(chosen, plan, ledger, counts)
+        changed = tight.intersection(over)
+    assert tried is not None
+    return Tiered(chosen, tried.plan, tried.ledger, counts)
 
 
 Table = tuple[
@@ -106,12 +109,12 @@ Table = tuple[
 ]  # of a rank, by tier: bytes with all layers in it, seconds of one layer's rebuild
 
 
-def _tables(uniform: Sequence[Plan], machine: Machine, limit: int, ranks: set[int]) -> dict[int, Table]:
+def _tables(uniform: Sequence[Measured], machine: Machine, ranks: set[int]) -> dict[int, Table]:
     """What each tier holds and costs on the ranks that need one."""
     found: dict[int, Table] = {rank: ([], []) for rank in ranks}
-    for plan in uniform:
-        plan = replace(plan, roles=tuple(role for role in plan.roles if role.pipeline in ranks))
-        held = memory_ledger(plan, machine, limit).roles
+    for one in uniform:
+        held = [role for role in one.ledger.roles if role.pipeline in ranks]
+        plan = replace(one.plan, roles=tuple(role for role in one.plan.roles if role.pipeline in ranks))
         for role, seconds in zip(held, _rebuild_seconds(plan, machine), strict=True):
             found[role.pipeline][0].append(float(role.upper))
             found[role.pipeline][1].append(seconds)

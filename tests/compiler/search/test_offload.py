@@ -12,6 +12,7 @@ from titan.compiler.cost.simulate import simulate
 from titan.compiler.lower import lower
 from titan.compiler.plan.host import host_memory
 from titan.compiler.plan.sizes import Sizes
+from titan.compiler.plan.text import print_plan
 from titan.compiler.search.offload import least_layers
 from titan.compiler.search.search import search
 from titan.compiler.spec.resolve import resolve
@@ -83,8 +84,9 @@ def test_no_fewer_layers_would_do() -> None:
     limit = (most + least) // 2
     found = least_layers(spec, full(spec), machine, limit)
     assert found is not None
-    strategy, plan = found
-    assert memory_ledger(plan, machine, limit).verdict == "fits"
+    strategy, own = found
+    assert memory_ledger(own.plan, machine, limit) == own.ledger and own.ledger.verdict == "fits"
+    assert print_plan(own.plan) == print_plan(lower(spec, strategy))
     fewer = replace(strategy, offloaded=tuple(range((len(strategy.offloaded) or LAYERS) - 1)))
     fewer = fewer if fewer.offloaded else replace(fewer, offload="none")
     assert memory_ledger(lower(spec, fewer), machine, limit).verdict != "fits"

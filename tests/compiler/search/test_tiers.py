@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from titan.compiler.cost.machine import read_machine
 from titan.compiler.cost.memory import memory_ledger
 from titan.compiler.lower import lower
+from titan.compiler.plan.text import print_plan
+from titan.compiler.search.measured import measured
 from titan.compiler.search.search import search
 from titan.compiler.search.tiers import Counts, fewest, sentence, with_tiers
 from titan.compiler.strategy import Strategy
@@ -80,3 +82,16 @@ def test_an_adaptive_plan_is_refused_where_even_full_recompute_does_not_fit() ->
         search(spec)
     (found,) = caught.value.diagnostics
     assert found.code == "T301" and any("holds" in note.text for note in found.notes)
+
+
+def test_ranks_with_other_tiers_are_put_into_a_plan_as_if_it_was_made_with_them() -> None:
+    spec, layers = spec_of(DEEP), 4
+    machine = read_machine(spec.cluster.model_dump())
+    layout = replace(strategy_of(DEEP), recompute="mixed", tiers=("full",) * layers)
+    other = replace(layout, tiers=("selective", "none", "full", "full"))
+    assert layout.stages == (1, 1, 1, 1)
+    limit = 1 << 40
+    whole, part = measured(spec, layout, machine, limit), measured(spec, other, machine, limit, {0, 1})
+    found, made = whole.with_ranks(part, {0, 1}), measured(spec, other, machine, limit)
+    assert print_plan(found.plan) == print_plan(made.plan)
+    assert found.ledger == made.ledger != whole.ledger
