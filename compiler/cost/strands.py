@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from titan.compiler.plan.instruction import Instruction
+from titan.compiler.plan.instruction import Instruction, base_name
 from titan.compiler.plan.program import Block, Role
 
 COMPUTE, MOVE, WAIT = "compute", "move", "wait"  # kinds of work that loads a core
@@ -112,12 +112,12 @@ class Cutter:
     def cut(self, role: Role) -> dict[str, BlockPieces]:
         """Every block of a role in pieces."""
         instructions = [i for block in role.blocks for i in block.instructions]
-        external = {_base(name) for i in instructions if self._external(i) for name in i.writes}
+        external = {base_name(name) for i in instructions if self._external(i) for name in i.writes}
         return {block.name: self._cut(role, block, external) for block in role.blocks}
 
     def _external(self, i: Instruction) -> bool:
         """Transfers along the pipeline, and collectives that other roles take part in."""
-        return i.row.asynchronous and self.crosses(i.group)
+        return bool(i.stream) and i.row.asynchronous and self.crosses(i.group)
 
     def _cut(self, role: Role, block: Block, external: set[str]) -> BlockPieces:
         pieces: list[Strand | Event] = []
@@ -141,17 +141,13 @@ class Cutter:
     def _event(self, role: Role, block: Block, i: Instruction, external: set[str]) -> Event | None:
         if i.opcode == "wait":
             register = i.reads[0]
-            return Event("wait", _name(block, register)) if _base(register) in external else None
+            return Event("wait", _name(block, register)) if base_name(register) in external else None
         if not self._external(i):
             return None
         name, cost = _name(block, i.writes[0]), self.price(role, i)
         if i.row.kind == "transfer":
             return Event(i.opcode, name, cost, i.group, i.stream, int(i.attribute("peer", 1)))
         return Event("meet", name, cost, i.group, i.stream)
-
-
-def _base(register: str) -> str:
-    return register.rstrip("?").partition(":")[0]
 
 
 def _name(block: Block, register: str) -> Name:

@@ -6,6 +6,7 @@ Identical layers are one part: everything is derived once for a kind of layer an
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 
 from titan.compiler.plan.layout import Layout, sharded_by
@@ -85,7 +86,7 @@ class Part:
     values: tuple[Value, ...]
     steps: tuple[Op | Convert | Segment, ...]
 
-    @property
+    @cached_property
     def table(self) -> dict[str, Value]:
         return {value.name: value for value in self.values}
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 
 from titan.compiler.graph.model_graph import Convert, ModelGraph, Part
 from titan.compiler.passes.layouts import first_index, permutation
 from titan.compiler.passes.liveness import outside_reads
-from titan.compiler.passes.recompute import Layer, Tiers, aliases, alternatives
+from titan.compiler.passes.recompute import Layer, Tiers, alternatives
 from titan.compiler.passes.ring import arrive, leading, pass_on, visited_last
 from titan.compiler.passes.transpose import Transpose, again, collective
 from titan.compiler.passes.zero import Draft
@@ -53,10 +53,16 @@ class Names:
     layer: int | None
     layers: int
 
+    @cached_property
+    def _registers(self) -> dict[str, str]:
+        """Those that were asked for, by value."""
+        return {"count": "count", "starts": f"starts{MICRO_BATCH}"}  # one for all layers of a chunk
+
     def register(self, value: str) -> str:
-        if value == "count":
-            return value
-        return (value if value == "starts" else self._name(value)) + MICRO_BATCH  # one for all layers of a chunk
+        found = self._registers.get(value)
+        if found is None:
+            found = self._registers[value] = "".join(self._split(value)) + MICRO_BATCH
+        return found
 
     def gradient(self, value: str, number: int) -> str:
         mark = f".{number}" if number else ""
@@ -77,9 +83,6 @@ class Names:
 
     def unit(self, segment: str) -> str:
         return segment if self.layer is None else f"{segment}.l{self.layer}"
-
-    def _name(self, value: str) -> str:
-        return "".join(self._split(value))
 
     def _split(self, value: str) -> tuple[str, str]:
         """Name and layer suffix; the residual stream is `x.lN` before layer N, whoever writes it."""
@@ -102,6 +105,14 @@ class BlockWriter:
     layers: int
     strategy: Strategy
     tiers: dict[str, Tiers] = field(default_factory=dict)
+    instances: dict[tuple[int, int | None], Names] = field(default_factory=dict)
+
+    def names(self, index: int, layer: int | None) -> Names:
+        """Names of a link of the chain."""
+        found = self.instances.get((index, layer))
+        if found is None:
+            found = self.instances[index, layer] = Names(self.graph.parts[index], layer, self.layers)
+        return found
 
     def training(self, chunk: Chunk, phases: frozenset[str]) -> tuple[Draft, ...]:
         """The drafts of the phases that a chunk's order uses: F; B or I and W, or both forms.
@@ -134,8 +145,8 @@ class BlockWriter:
         emitted = _receive(chunk.entry, chunk.before)
         loaded: set[str] = set()
         for index, layer in chunk.chain:
-            part = self.graph.parts[index]
-            names = Names(part, layer, self.layers)
+            names = self.names(index, layer)
+            part = names.part
             for value in part.values:
                 if value.kind == "data" and value.shape and names.register(value.name) not in loaded:
                     loaded.add(names.register(value.name))
@@ -169,15 +180,18 @@ class BlockWriter:
     def _variants(self, part: Part, names: Names, keep: bool = True) -> list[Layer]:
         """The tiers in which a part is lowered: one, or all of an adaptive plan."""
         tiers = TIERS if self._adaptive(part, names.layer) and keep else (self._tier(names.layer) if keep else "",)
+        return [Layer(self._tiers(part), tier, names) for tier in tiers]
+
+    def _tiers(self, part: Part) -> Tiers:
         found = self.tiers.get(part.name)
         if found is None:
             found = self.tiers[part.name] = Tiers(part, self.strategy.recompute == "adaptive")
-        return [Layer(found, tier, names) for tier in tiers]
+        return found
 
     def _run(self, part: Part, names: Names, tier: str) -> list[Instruction]:
         """Segments and conversions in forward order; frames as the tier stores them, none without a tier."""
         emitted: list[Instruction] = []
-        alias, awaited = aliases(part), dict[str, list[Instruction]]()
+        alias, awaited = self._tiers(part).alias, dict[str, list[Instruction]]()
 
         def name(value: str) -> str:
             return names.register(alias.get(value, value))
@@ -209,7 +223,7 @@ class BlockWriter:
         """Weight gradients of a chunk in the order in which its backward left the weight frames."""
         emitted: list[Instruction] = []
         for index, layer in reversed(chunk.chain):
-            names = Names(self.graph.parts[index], layer, self.layers)
+            names = self.names(index, layer)
             for step in reversed(self.graph.parts[index].steps):
                 if isinstance(step, Segment) and step.weight_frame:
                     late = (f for f in step.parameters if f not in step.early_parameters)
@@ -226,8 +240,8 @@ class BlockWriter:
         received = _receive(f"d.{chunk.exit}", chunk.after)
         above = ""
         for index, layer in reversed(chunk.chain):
-            part = self.graph.parts[index]
-            names = Names(part, layer, self.layers)
+            names = self.names(index, layer)
+            part = names.part
             variants = self._variants(part, names)
             buffers = partial(self._buffers, names=names)
             rebuild = alternatives({v.tier: v.rebuild(buffers) for v in variants}, names.tier)

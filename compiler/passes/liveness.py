@@ -41,9 +41,9 @@ def _ends(instructions: list[Instruction], outlive: Set[str]) -> dict[int, tuple
     borrowed: dict[str, tuple[str, ...]] = {}
     for position, instruction in enumerate(instructions):
         for name in (*instruction.reads, *instruction.writes, *instruction.updates):
-            if ":" in name and not name.endswith("?"):
+            if ":" in name and name[-1] != "?":
                 last[name] = position
-        if instruction.row.asynchronous:
+        if instruction.stream and instruction.row.asynchronous:
             borrowed[instruction.writes[0]] = (*instruction.reads, *instruction.updates)
         elif instruction.opcode == "wait":
             for name in borrowed.pop(instruction.reads[0], ()):

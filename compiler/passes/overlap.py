@@ -83,7 +83,8 @@ def overlap(
                 issued.append(item.of(NEXT[number]))
                 if any(":" in name for name in item.issue.writes):
                     symbols[NEXT[number]] = micro_batch
-            _call_alone(found, alone, half, BlockCall("", (micro_batch,)), position)
+            if alone:
+                _call_alone(found, alone, half, BlockCall("", (micro_batch,)), position)
         if issued and before is not None:
             found.under[before] = Under(tuple(issued), call.block.replace("+", "_"), tuple(symbols.values()))
         before = position

@@ -228,22 +228,19 @@ class _Rewrite:
 
     def run(self) -> list[Instruction]:
         self.runs = stretches(self.draft.instructions)
-        self.reads = [self._read(instruction) for instruction in self.draft.instructions]
+        self.reads = [self._read(i) if i.unit else () for i in self.draft.instructions]
         self._gather()
         self._add_up()
         self._issue_for_next()
         found: list[Instruction] = []
         for index, instruction in enumerate(self.draft.instructions):
             found += self.before.get(index, ())
-            found.append(self._rename(index, instruction))
+            found.append(self._rename(self.renamed[index], instruction) if index in self.renamed else instruction)
             found += self.after.get(index, ())
         return found
 
-    def _rename(self, index: int, instruction: Instruction) -> Instruction:
-        names = self.renamed.get(index)
-        if names is None:
-            return instruction
-
+    @staticmethod
+    def _rename(names: dict[str, str], instruction: Instruction) -> Instruction:
         def new(listed: tuple[str, ...]) -> tuple[str, ...]:
             return tuple(names.get(name, name) for name in listed)
 

@@ -154,6 +154,8 @@ class Flow:
     def edges(self, name: str) -> frozenset[Edge]:
         """Consumers of a value that return a gradient; what only feeds statistics returns none."""
         edges = self.consumers.get(name, ())
+        if not any(edge[0].startswith("to ") for edge in edges):
+            return frozenset(edges)
         return frozenset(edge for edge in edges if not edge[0].startswith("to ") or self.returns(edge[0][3:], {name}))
 
     def returns(self, name: str, seen: set[str]) -> bool:

@@ -123,8 +123,9 @@ def _once(batch: int, flows: list[Flow], everything: set[str]) -> list[Finding]:
 def _agree(train: _Program, evaluate: _Program) -> list[Finding]:
     """Every kind of micro-batch computes the same forward, in training and in evaluation."""
     first: dict[str, tuple[object, ...]] = {}
-    for flow in train.flows:
-        for register, made in forward_graph(flow).items():
+    trained = [(flow, forward_graph(flow)) for flow in train.flows]
+    for flow, graph in trained:
+        for register, made in graph.items():
             if first.setdefault(register, made) != made:
                 return [_differs(flow, register, made)]
     again: dict[str, tuple[object, ...]] = {}
@@ -134,8 +135,8 @@ def _agree(train: _Program, evaluate: _Program) -> list[Finding]:
             if first.get(register) != graph[register]:
                 return [_differs(flow, register, graph[register])]
         again |= graph
-    for flow in train.flows:
-        for register, made in forward_graph(flow).items():
+    for flow, graph in trained:
+        for register, made in graph.items():
             if register not in again:
                 return [_differs(flow, register, made)]
     return []

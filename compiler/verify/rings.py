@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from titan.compiler.plan.instruction import Instruction, type_name
+from titan.compiler.plan.instruction import Instruction, base_name, type_name
 from titan.compiler.plan.layout import sharded_by
 from titan.compiler.plan.mask import sees
 from titan.compiler.plan.program import Block, Plan, Role
@@ -19,15 +19,12 @@ from titan.compiler.plan.segment import Call, Segment
 from titan.compiler.plan.sequence import held
 from titan.compiler.verify.findings import Finding, at
 
+bare = base_name
+
 
 def in_ring(instruction: Instruction) -> bool:
     """Whether a transfer stays among the ranks of one program."""
-    return instruction.row.kind == "transfer" and instruction.group != "pipeline"
-
-
-def bare(name: str) -> str:
-    """Register without micro-batch and pending mark."""
-    return name.rstrip("?").partition(":")[0]
+    return instruction.opcode in ("send", "recv") and instruction.group != "pipeline"
 
 
 @dataclass(frozen=True, slots=True)
