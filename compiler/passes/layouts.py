@@ -64,7 +64,7 @@ class _Part:
     converted: dict[tuple[str, Layout], str] = field(default_factory=dict)
 
     def run(self) -> Part:
-        self.values = self.part.table
+        self.values = dict(self.part.table)
         ops = [op for op in self.part.steps if isinstance(op, Op)]
         dims = {value.name: value.dims for value in self.part.values}
         labels = [{f: op_labels(op, dims, op.sharding(f)) for f in self.factors} for op in ops]

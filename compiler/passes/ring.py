@@ -43,7 +43,7 @@ class _Ring:
 
     def __init__(self, part: Part, factor: str, size: int, zigzag: bool) -> None:
         self.part, self.factor, self.size, self.zigzag = part, factor, size, zigzag
-        self.values = part.table
+        self.values = dict(part.table)
         self.steps: list[Op | Convert] = []
 
     def run(self) -> Part:
