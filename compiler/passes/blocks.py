@@ -238,7 +238,10 @@ class BlockWriter:
         again is issued under the ring's last block in the layer above."""
         emitted: list[Instruction] = []
         received = _receive(f"d.{chunk.exit}", chunk.after)
-        above = ""
+        above, begun = (
+            "",
+            0,
+        )  # the unit of the layer above whose backward is a ring's last block; where that layer begins
         for index, layer in reversed(chunk.chain):
             names = self.names(index, layer)
             part = names.part
@@ -246,7 +249,8 @@ class BlockWriter:
             buffers = partial(self._buffers, names=names)
             rebuild = alternatives({v.tier: v.rebuild(buffers) for v in variants}, names.tier)
             for rotation in leading(part, self.graph.mesh):
-                _issue_early(again(rotation, variants[0].register), emitted, above, rebuild)
+                _issue_early(again(rotation, variants[0].register), emitted, above, begun, rebuild)
+            begun = len(emitted)
             emitted += rebuild + received
             emitted += alternatives({v.tier: self._transpose(v, split) for v in variants}, names.tier)
             above, received = names.unit(visited_last(part)), []
@@ -280,14 +284,18 @@ def _draft(
     return Draft(f"{phase}.c{chunk.number}", tuple(instructions), frozenset(outlive), by_tier)
 
 
-def _issue_early(issued: list[Instruction], emitted: list[Instruction], above: str, rebuild: list[Instruction]) -> None:
-    """Puts an exchange where what it sends has been rebuilt, or before the backward of the unit `above`, or first."""
+def _issue_early(
+    issued: list[Instruction], emitted: list[Instruction], above: str, begun: int, rebuild: list[Instruction]
+) -> None:
+    """Puts an exchange where what it sends has been rebuilt, or before the backward of the unit `above`, which is found
+    from `begun` on, or first."""
     source = issued[0].reads[0]
     made = next((n for n, i in enumerate(rebuild) if source in i.writes), None)
     if made is not None:
         rebuild[made + 1 : made + 1] = issued
     else:
-        place = next((n for n, i in enumerate(emitted) if above and i.unit == above and i.opcode != "recompute"), 0)
+        later = range(begun, len(emitted)) if above else range(0)
+        place = next((n for n in later if emitted[n].unit == above and emitted[n].opcode != "recompute"), 0)
         emitted[place:place] = issued
 
 

@@ -15,9 +15,11 @@ such calls get a variant of the block.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import itemgetter
 
 from titan.compiler.passes.liveness import liveness
 from titan.compiler.passes.overlap import NEXT, OWN, Early, overlap
@@ -202,7 +204,16 @@ class Sharding:
 
     def shared(self, bucket: str) -> bool:
         """Whether several chunks of the role use a bucket (embedding and head of a folded pipeline)."""
-        return len({d.chunk for d in self.drafts.values() if bucket in d.reads | d.updates}) > 1
+        return len(self._chunks[bucket]) > 1
+
+    @cached_property
+    def _chunks(self) -> dict[str, set[str]]:
+        """Chunks that use each bucket."""
+        found: dict[str, set[str]] = {}
+        for draft in self.drafts.values():
+            for bucket in draft.reads | draft.updates:
+                found.setdefault(bucket, set()).add(draft.chunk)
+        return found
 
     def begun(self, draft: Draft, bucket: str) -> bool:
         """Whether the gradient of the micro-batch was begun by the backward to inputs (norms and biases)."""
@@ -229,6 +240,7 @@ class _Rewrite:
     def run(self) -> list[Instruction]:
         self.runs = stretches(self.draft.instructions)
         self.reads = [self._read(i) if i.unit else () for i in self.draft.instructions]
+        self.last = {bucket: number for number, run in enumerate(self.runs) for n in run for bucket in self.reads[n]}
         self._gather()
         self._add_up()
         self._issue_for_next()
@@ -275,7 +287,7 @@ class _Rewrite:
                 place = self.runs[ahead][0] if ahead else 0  # before the wait for what another stage sends
                 self.before.setdefault(place, []).append(issue)
             self.before.setdefault(uses[0], []).append(Instruction("wait", (register,), (f"{register}?",)))
-        if bucket in self.marks.closes and not self._later(bucket, run):
+        if bucket in self.marks.closes and self.last[bucket] == run:
             self.after.setdefault(uses[-1], []).append(Instruction("free", reads=(register,)))
 
     def _issue_for_next(self) -> None:
@@ -285,9 +297,6 @@ class _Rewrite:
             place = self.runs[layer][0] if layer > 0 else 0
             self.before.setdefault(place, []).append(item.issue)
             self.outlive.update(name for name in item.issue.reads if ":" in name)
-
-    def _later(self, bucket: str, run: int) -> bool:
-        return any(bucket in self.reads[n] for later in self.runs[run + 1 :] for n in later)
 
     def _register(self, kind: str, bucket: str, times: int = 1) -> str:
         again = "r." if kind == "w" and self.draft.phase in "BI" else ""
@@ -322,7 +331,7 @@ class _Rewrite:
         mode = (("mode", "reduce_scatter"),)
         issue = Instruction("reduce_grad", (token,), (register,), (f"g.{bucket}",), "", group, REDUCE, mode)
         self.after.setdefault(uses[-1], []).append(issue)
-        run = next(n for n, indices in enumerate(self.runs) if uses[-1] in indices)
+        run = bisect_right(self.runs, uses[-1], key=itemgetter(0)) - 1
         place = self.runs[run + 1][-1] if run + 1 < len(self.runs) else len(self.draft.instructions) - 1
         self.after.setdefault(place, []).append(Instruction("wait", (), (token,)))
 
