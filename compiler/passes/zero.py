@@ -55,6 +55,10 @@ class Draft:
         return frozenset(n[2:] for i in self.instructions for n in i.reads if n.startswith("p."))
 
     @cached_property
+    def runs(self) -> list[list[int]]:
+        return stretches(self.instructions)
+
+    @cached_property
     def updates(self) -> frozenset[str]:
         """Buckets whose gradients are added to."""
         return frozenset(n[2:] for i in self.instructions for n in i.updates if n.startswith("g."))
@@ -113,6 +117,7 @@ class Sharding:
         self.buckets = {bucket.name: bucket for bucket in buckets}
         self.choices = choices
         self.blocks: dict[tuple[str, Marks], Block] = {}
+        self._uses: dict[str, list[dict[str, list[int]]]] = {}
         self.first: dict[tuple[str, frozenset[str]], tuple[Early, ...]] = {}
         self.between: dict[str, Block] = {}  # blocks that issue what no element can issue for the next
 
@@ -198,9 +203,23 @@ class Sharding:
         """What is issued before a draft that reads the buckets of `opens` first."""
         if (draft.name, opens) not in self.first:
             rewrite = _Rewrite(self, draft, Marks(opens=opens))
-            rewrite.run()
+            rewrite.gather()
             self.first[draft.name, opens] = (*draft.early, *rewrite.early)
         return self.first[draft.name, opens]
+
+    def uses(self, draft: Draft) -> list[dict[str, list[int]]]:
+        """Of each stretch of a draft the sharded buckets whose parameters it reads, and the instructions that do."""
+        found = self._uses.get(draft.name)
+        if found is None:
+            sharded = {f"p.{name}": name for name in draft.reads if self._sharded(name, "p")}
+            found = self._uses[draft.name] = [{} for _ in draft.runs]
+            for run, uses in zip(draft.runs if sharded else (), found, strict=False):
+                for index in run:
+                    for name in draft.instructions[index].reads:
+                        if name in sharded:
+                            indices = uses.setdefault(sharded[name], [])
+                            indices += [] if indices[-1:] == [index] else [index]
+        return found
 
     def shared(self, bucket: str) -> bool:
         """Whether several chunks of the role use a bucket (embedding and head of a folded pipeline)."""
@@ -238,10 +257,7 @@ class _Rewrite:
     early: list[Early] = field(default_factory=list)  # gathers that belong before the block
 
     def run(self) -> list[Instruction]:
-        self.runs = stretches(self.draft.instructions)
-        self.reads = [self._read(i) if i.unit else () for i in self.draft.instructions]
-        self.last = {bucket: number for number, run in enumerate(self.runs) for n in run for bucket in self.reads[n]}
-        self._gather()
+        self.gather()
         self._add_up()
         self._issue_for_next()
         found: list[Instruction] = []
@@ -260,19 +276,17 @@ class _Rewrite:
 
     # -- parameters ---------------------------------------------------------------------------------------------------
 
-    def _gather(self) -> None:
+    def gather(self) -> None:
+        """Sharded parameters, stretch by stretch."""
+        uses = self.sharding.uses(self.draft)
+        last = {bucket: number for number, run in enumerate(uses) for bucket in run}
         used: dict[str, int] = {}
-        for number, run in enumerate(self.runs):
-            for bucket in dict.fromkeys(b for index in run for b in self.reads[index]):
+        for number, run in enumerate(uses):
+            for bucket, indices in run.items():
                 used[bucket] = used.get(bucket, 0) + 1
-                self._gathered(bucket, number, [n for n in run if bucket in self.reads[n]], used[bucket])
+                self._gathered(bucket, number, indices, used[bucket], last[bucket] == number)
 
-    def _read(self, instruction: Instruction) -> tuple[str, ...]:
-        """Sharded buckets whose parameters are read."""
-        found = tuple(n[2:] for n in instruction.reads if n.startswith("p."))
-        return tuple(b for b in found if self.sharding._sharded(b, "p")) if found else ()
-
-    def _gathered(self, bucket: str, run: int, uses: list[int], times: int) -> None:
+    def _gathered(self, bucket: str, run: int, uses: list[int], times: int, last: bool) -> None:
         once = self.sharding.choices.once
         register = f"w.{bucket}" if once else self._register("w", bucket, times)
         for index in uses:
@@ -284,17 +298,17 @@ class _Rewrite:
             if ahead < 0:
                 self.early.append(Early(-ahead, issue))
             else:
-                place = self.runs[ahead][0] if ahead else 0  # before the wait for what another stage sends
+                place = self.draft.runs[ahead][0] if ahead else 0  # before the wait for what another stage sends
                 self.before.setdefault(place, []).append(issue)
             self.before.setdefault(uses[0], []).append(Instruction("wait", (register,), (f"{register}?",)))
-        if bucket in self.marks.closes and self.last[bucket] == run:
+        if last and bucket in self.marks.closes:
             self.after.setdefault(uses[-1], []).append(Instruction("free", reads=(register,)))
 
     def _issue_for_next(self) -> None:
         """What the element that follows needs first; what is read stays alive for it."""
         for item in self.marks.early:
-            layer = len(self.runs) - item.layers
-            place = self.runs[layer][0] if layer > 0 else 0
+            layer = len(self.draft.runs) - item.layers
+            place = self.draft.runs[layer][0] if layer > 0 else 0
             self.before.setdefault(place, []).append(item.issue)
             self.outlive.update(name for name in item.issue.reads if ":" in name)
 
@@ -331,8 +345,9 @@ class _Rewrite:
         mode = (("mode", "reduce_scatter"),)
         issue = Instruction("reduce_grad", (token,), (register,), (f"g.{bucket}",), "", group, REDUCE, mode)
         self.after.setdefault(uses[-1], []).append(issue)
-        run = bisect_right(self.runs, uses[-1], key=itemgetter(0)) - 1
-        place = self.runs[run + 1][-1] if run + 1 < len(self.runs) else len(self.draft.instructions) - 1
+        runs = self.draft.runs
+        run = bisect_right(runs, uses[-1], key=itemgetter(0)) - 1
+        place = runs[run + 1][-1] if run + 1 < len(runs) else len(self.draft.instructions) - 1
         self.after.setdefault(place, []).append(Instruction("wait", (), (token,)))
 
 
