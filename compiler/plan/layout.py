@@ -11,6 +11,7 @@ table; every collective of a plan's graph comes from it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 Layout = tuple[tuple[str, str], ...]  # ((factor, state), ...); states "R", "P", "M", "V0", "V1", ...
 
@@ -30,6 +31,7 @@ def dual(layout: Layout) -> Layout:
     return tuple((f, DUAL.get(s, s)) for f, s in layout)
 
 
+@lru_cache(4096)
 def sharded_by(layout: Layout, dim: int) -> tuple[str, ...]:
     """Factors that shard a dim, outermost first."""
     return tuple(f for f, s in layout if s == f"V{dim}")

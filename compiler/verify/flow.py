@@ -10,6 +10,7 @@ be the transpose of forward, whoever wrote it.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from titan.compiler.plan.instruction import BACK, Instruction, type_name
 from titan.compiler.plan.layout import dual
@@ -28,16 +29,28 @@ _TRANSPOSE = {
     "all_to_all": ("all_to_all",),
 }
 Place = tuple[Block, int]
-Piece = tuple[Block, str]  # a block and which of its parameters is the micro-batch that is followed
 
 
-def of_batch(block: Block, symbol: str) -> list[tuple[int, Instruction]]:
-    """The instructions of one micro-batch: all of a block, or its half of a pair."""
-    listed = list(enumerate(block.instructions))
-    if len(block.parameters) < 2:
-        return listed
-    mark = ":" + symbol
-    return [(n, i) for n, i in listed if any(name.rstrip("?").endswith(mark) for name in (*i.writes, *i.reads))]
+@dataclass(frozen=True)
+class Piece:
+    """A block and which of its parameters is the micro-batch that is followed."""
+
+    block: Block
+    symbol: str
+
+    @cached_property
+    def instructions(self) -> list[tuple[int, Instruction]]:
+        """Those of one micro-batch: all of a block, or its half of a pair."""
+        listed = list(enumerate(self.block.instructions))
+        if len(self.block.parameters) < 2:
+            return listed
+        mark = (f":{self.symbol}", f":{self.symbol}?")
+        return [(n, i) for n, i in listed if any(name.endswith(mark) for name in (*i.writes, *i.reads))]
+
+    @cached_property
+    def exchanges(self) -> dict[tuple[str, int], Exchange]:
+        """By block and index of the receive."""
+        return {(self.block.name, found.received): found for found in exchanges(self.block)[0]}
 
 
 @dataclass(frozen=True)
@@ -80,8 +93,8 @@ class Flow:
 
     def run(self, pieces: tuple[Piece, ...]) -> None:
         """Forward of all blocks first: a gradient's completeness needs all consumers."""
-        listed = [(block, n, i) for block, symbol in pieces for n, i in of_batch(block, symbol)]
-        self.exchanged = {(block.name, e.received): e for block, _ in pieces for e in exchanges(block)[0]}
+        listed = [(piece.block, n, i) for piece in pieces for n, i in piece.instructions]
+        self.exchanged = {place: exchange for piece in pieces for place, exchange in piece.exchanges.items()}
         for block, index, instruction in listed:
             self.place = (block, index)
             self.forward(instruction)

@@ -13,7 +13,7 @@ from titan.compiler.plan.program import Plan, Role
 from titan.compiler.plan.segment import bind, parse_unit
 from titan.compiler.verify.ahead import ahead
 from titan.compiler.verify.findings import MOST, Finding, at
-from titan.compiler.verify.flow import Flow
+from titan.compiler.verify.flow import Flow, Piece
 from titan.compiler.verify.loss import BUFFER, loss
 from titan.compiler.verify.micro_batch import evaluate_flow, forward_graph, train_flow
 from titan.compiler.verify.rings import bare
@@ -45,12 +45,14 @@ def _follow(plan: Plan, role: Role, order: str) -> _Program:
     """Follows one micro-batch of each kind; micro-batches that run the same blocks are alike."""
     found = _Program(role, order)
     known: dict[tuple[tuple[str, str], ...], int] = {}
+    each: dict[tuple[str, str], Piece] = {}
     check = train_flow if order == "train" else evaluate_flow
     for batch, pieces in batches(role, order).items():
         kind = tuple(sorted(pieces))
         if kind not in known:
             known[kind] = len(found.flows)
-            listed = tuple((role.block_table[name], symbol) for name, symbol in pieces)
+            each |= {key: Piece(role.block_table[key[0]], key[1]) for key in pieces if key not in each}
+            listed = tuple(each[key] for key in pieces)
             flow = check(plan, role, listed)
             flow.findings += whole(plan, role, listed)
             found.flows.append(flow)

@@ -43,7 +43,7 @@ def exchanges(block: Block) -> tuple[tuple[Exchange, ...], tuple[int, ...]]:
     """The exchanges of a block, and the indices of sends and receives without another half."""
     halves: dict[tuple[str, str, int], tuple[list[int], list[int]]] = {}
     for index, instruction in enumerate(block.instructions):
-        if in_ring(instruction):
+        if instruction.stream and in_ring(instruction):
             peer, receives = int(instruction.attribute("peer")), instruction.opcode == "recv"
             key = (instruction.group, instruction.stream, -peer if receives else peer)
             halves.setdefault(key, ([], []))[receives].append(index)

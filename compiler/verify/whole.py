@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from titan.compiler.plan.instruction import Instruction, base_name
 from titan.compiler.plan.program import Block, Plan, Role
 from titan.compiler.verify.findings import Finding, at
-from titan.compiler.verify.flow import Piece, of_batch
+from titan.compiler.verify.flow import Piece
 
 
 @dataclass
@@ -94,8 +94,8 @@ class _Whole:
 def whole(plan: Plan, role: Role, pieces: tuple[Piece, ...]) -> list[Finding]:
     """Findings about one micro-batch, whose blocks run in the given order."""
     seen = _Whole(plan, role)
-    for block, symbol in pieces:
-        for index, instruction in of_batch(block, symbol):
-            seen.note(instruction, (block, index))
+    for piece in pieces:
+        for index, instruction in piece.instructions:
+            seen.note(instruction, (piece.block, index))
     seen.close()
     return seen.findings
