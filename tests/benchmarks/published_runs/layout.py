@@ -188,9 +188,9 @@ def strategy(row: Row) -> Strategy:
 
 
 def _context_form(row: Row, context: int) -> str:
-    """Megatron passes keys and values on from rank to rank in zigzag order; what shards by FSDP2 is torch's own context
-    parallelism, which gathers them. No ring of ours passes latent keys on."""
-    gathers = context == 1 or "FSDP" in row.text("sharding") or LATENT.match(row.text("model_name"))
+    """Megatron passes keys and values on from rank to rank in zigzag order; torch's own context parallelism balances
+    its ranks alike. No ring of ours passes latent keys on."""
+    gathers = context == 1 or LATENT.match(row.text("model_name"))
     return "gathered" if gathers else "ring"
 
 

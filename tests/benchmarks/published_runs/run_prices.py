@@ -193,7 +193,9 @@ class RunPrices(Prices):
     def _unit_seconds(self, opcode: str, name: str, tier: str) -> float:
         found = super()._unit_seconds(opcode, name, tier)
         segment = self.plan.segment_table[name]
-        repeated = any(p.startswith(".") for p in segment.parameters)
+        repeated = any(p.startswith(".") for p in segment.parameters) or any(
+            "attention" in c.operator for c in segment.body
+        )
         if opcode in ("backward", "backward_input") and repeated and self.software.again.any:
             found += sum(self._again(call) * self.call(segment, call).forward for call in segment.body)
         return found
