@@ -76,6 +76,13 @@ def test_prices_are_near_a_sample_of_published_step_times() -> None:
     assert median(map(abs, off)) < 0.08 and abs(mean(off)) < 0.05 and max(map(abs, off)) < 0.25
 
 
+def test_rows_that_say_everything_are_near_what_was_measured() -> None:
+    """Megatron-LM with and without sequence parallelism and recompute, and ZeRO-3 on up to 2,240 devices."""
+    for source, numbers in (("korthikanti2022", (1, 2, 3, 4)), ("narayanan2021", (13, 16, 17, 18))):
+        rows = [ROWS[f"{source}-{number:04d}"] for number in numbers]
+        assert mean(abs(predict(row).seconds / (row.step_time or 1.0) - 1) for row in rows) < 0.035
+
+
 def test_memory_is_near_what_allocators_reported() -> None:
     off = []
     for key in (
