@@ -12,7 +12,7 @@ from titan.compiler.graph.build import COMPUTE_DTYPE, build
 from titan.compiler.graph.model_graph import Convert, ModelGraph
 from titan.compiler.passes.ahead import Orders, ahead, kept
 from titan.compiler.passes.blocks import BlockWriter, Chunk, Names
-from titan.compiler.passes.buckets import buckets, home_groups, parameter_names, shard_degree
+from titan.compiler.passes.buckets import buckets, early_parameters, home_groups, parameter_names, shard_degree
 from titan.compiler.passes.interleave import interleave
 from titan.compiler.passes.layouts import group_name
 from titan.compiler.passes.offload import offload
@@ -45,7 +45,8 @@ def lower(spec: Spec, strategy: Strategy, ranks: Collection[int] | None = None) 
     chunks = _chunks(graph, strategy.stages, order)
     homes = _homes(graph, chunks, order.placement)
     initializer = (model.initializer, model.init_std)
-    found, parameters = buckets(graph, homes, strategy.sharded, initializer, model.vocab, order.mirrored)
+    apart = early_parameters(graph) if "g" in strategy.sharded and order.splits else frozenset()
+    found, parameters = buckets(graph, homes, strategy.sharded, initializer, model.vocab, order.mirrored, apart)
     layers = sum(strategy.stages)
     writer = BlockWriter(graph, {p.name: p.bucket for p in parameters}, layers, strategy)
     dtype = COMPUTE_DTYPE[spec.train.precision]
@@ -146,7 +147,7 @@ def _role(
     body, forwards = sharding.order(body), sharding.order(forwards)
     blocks += sharding.finished()
     blocks += _pairs(blocks, body)
-    closing, calls = epilogue(mine, mesh, strategy.state_on_host)
+    closing, calls = epilogue(mine, mesh, strategy.state_on_host, strategy.prefetch)
     ends = tuple(order.placement[c.number] for c in chunks if order.last(c.number))
     last = end(data_group, ends, mesh.size("pipeline"), rank)
     opening, closed = ((BlockCall("begin"),), (BlockCall("counted"),)) if holds_loss else ((), ())

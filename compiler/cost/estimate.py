@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from math import ceil, inf, prod
 
 from titan.compiler.cost.compute import moved_seconds
-from titan.compiler.cost.held import Held, frame_bytes, held_by_rank
+from titan.compiler.cost.held import Held, frames_held, held_by_rank
 from titan.compiler.cost.layer import Cut, LayerCost, LayerPrices, strided
 from titan.compiler.cost.machine import Machine
 from titan.compiler.cost.memory import upper_bound
 from titan.compiler.cost.network import transfer_seconds
-from titan.compiler.cost.offload import NEARBY, activation_seconds, kept_layers, state_seconds
+from titan.compiler.cost.offload import activation_seconds, kept_layers, nearby, state_seconds
 from titan.compiler.cost.shape import Shape
 from titan.compiler.plan.segment import TIERS
 from titan.compiler.schedules.order import Times
@@ -209,9 +209,9 @@ class Estimator(LayerPrices):
         """Bytes of tensors on the fullest rank: of all ranks when the stages are known, else of the first two and the
         last with stages of equal size."""
         last, row, held_by = s.pipeline - 1, schedule_row(s.schedule), self._held(s)
+        working = (1.5 if s.recompute == "full" else 0.5) * layer.kept  # a layer's gradients, and what it rebuilds
         ranks = range(s.pipeline) if s.stages else sorted({0, min(1, last), last})
-        stored, whole, number = layer.stored(s.recompute), layer.stored("none"), s.chunks
-        rebuilding = 1.5 * layer.kept if s.recompute == "full" else 0.0
+        stored, number = layer.stored(s.recompute), s.chunks
         peak = 0.0
         for rank in ranks:
             chunks = held_by[rank]
@@ -219,10 +219,12 @@ class Estimator(LayerPrices):
             layers = sum(s.stages[c] for c in chunks.stages) if s.stages else stage * row.copies
             held = self._buffers(s, self._weights(s, layers, ends)) + self._expert_buffers(s, layers)
             held += self._whole(s, layers, ends) if s.zero > 1 else 0.0
-            live = row.frames(s.pipeline, micro_batches, rank, number) / row.copies
-            kept = float(kept_layers(s, live * layers) * frame_bytes(row, rank, s.pipeline, stored, whole))
-            kept += rebuilding
-            kept += head.kept if chunks.lasts else 0.0
+            kept = 0.0
+            for frames, split in frames_held(s.schedule, s.pipeline, rank, micro_batches, number):
+                live = kept_layers(s, frames * layers) * stored + split * layers * layer.split
+                live += split * head.split if chunks.lasts else 0.0
+                made = max(working - (layer.split if split else 0.0), 0.0)  # a part of it becomes a split frame
+                kept = max(kept, live + max(made, head.kept if chunks.lasts else 0.0))
             peak = max(peak, held + max(kept, self._state_nearby(s, layers, ends)))
         return round(peak)
 
@@ -231,9 +233,9 @@ class Estimator(LayerPrices):
         if not s.state_on_host:
             return 0.0
         one = max(self.shape.layer_parameters, self.shape.end_parameters if ends else 0) / s.tensor
-        held = min(NEARBY * one, self._weights(s, layers, ends)) / self._shards(s)
+        held = min(nearby(s) * one, self._weights(s, layers, ends)) / self._shards(s)
         data, context, _ = s.expert_parts
-        held += min(NEARBY, layers) * self._experts_held(s) / max(self._shards(s) // (data * context), 1)
+        held += min(nearby(s), layers) * self._experts_held(s) / max(self._shards(s) // (data * context), 1)
         return self._state * held
 
     @property
@@ -251,12 +253,13 @@ class Estimator(LayerPrices):
         fixed += self._communicators(s) * self.machine.figures["communicator_bytes"]
         fixed += self._whole(s, self.shape.layers / s.pipeline, 1) if s.zero > 1 else 0.0
         room = max((limit - fixed) / (1 + self.machine.figures["allocator_slack"]) - layer.kept, 0.0)
-        found, row = [], schedule_row(s.schedule)
+        found = []
         for rank in range(s.pipeline):
-            live = row.frames(s.pipeline, micro_batches, rank, s.chunks) / row.copies
             kept = layer.stored("full" if s.recompute == "adaptive" else s.recompute)
-            away = live * kept if kept_layers(s, NEARBY + 1) > NEARBY else 0.0  # per layer, or those nearby once
-            found.append(max(int((room - (0.0 if away else NEARBY * kept)) / (weights + away)), 1))
+            pairs = frames_held(s.schedule, s.pipeline, rank, micro_batches, s.chunks)
+            stays = kept_layers(s, nearby(s) + 1) > nearby(s)  # per layer, or those nearby once
+            away = max((f * kept if stays else 0.0) + w * layer.split for f, w in pairs)
+            found.append(max(int((room - (0.0 if stays else nearby(s) * kept)) / (weights + away)), 1))
         return tuple(found)
 
     def _ends(self, held: Held) -> int:
@@ -309,7 +312,7 @@ class Estimator(LayerPrices):
         layer, end = self._layer_held(s), (self.shape.end_parameters / s.tensor if ends else 0.0)
         found = 0.0
         if s.zero == 3:
-            few = max((1 + s.prefetch) * layer, end + min(s.prefetch, 1) * layer)
+            few = max((1 + s.prefetch) * layer, end + s.prefetch * layer)
             held = layer * layers + self.shape.end_parameters / s.tensor * ends
             found += self.size * (held if s.gather == "once" else min(few, held))
         if "g" in s.sharded:

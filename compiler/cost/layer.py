@@ -46,7 +46,8 @@ class LayerCost:
 
     For the recompute tiers `selective` and `full`: bytes stored, seconds of a rebuild. `traffic`: of the seconds
     forward and backward those of collectives that are waited for where they are issued, `ring` what a ring's blocks
-    hardly hide; `weight` of the backward that to weights.
+    hardly hide; `weight` of the backward that to weights. `split`: bytes between the two halves of a split backward,
+    operands of its weights' gradients.
     """
 
     forward: float
@@ -58,6 +59,7 @@ class LayerCost:
     traffic: tuple[float, float] = (0.0, 0.0)
     ring: tuple[float, float] = (0.0, 0.0)
     weight: float = 0.0
+    split: int = 0
 
     def stored(self, tier: str) -> int:
         return self.selective[0] if tier == "selective" else self.full[0] if tier == "full" else self.kept
@@ -139,6 +141,7 @@ class LayerPrices:
                 ),
                 (total.ring[0] + share * plain.ring[0], total.ring[1] + share * plain.ring[1]),
                 total.weight + share * (plain.weight + weight),
+                total.split + round(share * (plain.split + kept)),
             )
         return total
 
@@ -197,6 +200,7 @@ class LayerPrices:
             products = [(k // (t if n == shape.hidden else 1), n // (t if n != shape.hidden else 1))
                         for k, n, heads in shape.products if heads]  # fmt: skip
             whole = [(k, n) for k, n, heads in shape.products if not heads]
+        apart = [k for k, _ in products[0 if whole else 2 :]]  # inputs of products, but for one that several share
         products += [(shape.hidden, inner)] * up + [(inner, shape.hidden)]
         both = zip(self._products(tokens, products), self._products(stream, whole), strict=True)
         forward, backward, weight = (a + b for a, b in both)
@@ -225,8 +229,10 @@ class LayerPrices:
         heavy = forward - attention - self._products(tokens, kept_products)[0]
         heavy -= moved_seconds(self.machine, size * (6 if t > 1 else 3) * residual)
         selective, full = (thrifty * size, light + again), (least * size, heavy + again)
+        operands = shape.hidden + inner + sum(apart) + sum(n for _, n in products)
+        split = (tokens * operands + (stream * (shape.hidden + sum(n for _, n in whole)) if whole else 0)) * size
         return LayerCost(
-            forward + near, backward + back, kept * size, residual * size, selective, full, traffic, ring, weight
+            forward + near, backward + back, kept * size, residual * size, selective, full, traffic, ring, weight, split
         )
 
     def _products(self, tokens: int, products: list[tuple[int, int]], batch: int = 1) -> tuple[float, float, float]:
@@ -333,4 +339,5 @@ class LayerPrices:
             tokens * shape.hidden * size,
             traffic=(traffic, traffic),
             weight=weight,
+            split=(0 if cut.loss_rows else logits) + tokens * shape.hidden * size,
         )

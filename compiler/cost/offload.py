@@ -6,7 +6,10 @@ from titan.compiler.cost.layer import LayerCost
 from titan.compiler.cost.machine import Machine
 from titan.compiler.strategy import Strategy
 
-NEARBY = 3  # layers, or buckets, that are on the device at once: one in use, one that comes and one that goes
+
+def nearby(s: Strategy) -> int:
+    """Layers, or buckets, that are on the device at once: one in use, one that goes and those that come."""
+    return 2 + s.prefetch
 
 
 def kept_layers(s: Strategy, layers: float) -> float:
@@ -14,7 +17,7 @@ def kept_layers(s: Strategy, layers: float) -> float:
     if s.offload not in ("activations", "both"):
         return layers
     away = s.layers_on_host / max(sum(s.stages), 1) if s.stages else 1.0
-    return layers - away * max(layers - NEARBY, 0.0)
+    return layers - away * max(layers - nearby(s), 0.0)
 
 
 def activation_seconds(machine: Machine, s: Strategy, layer: LayerCost, layers: float) -> float:

@@ -3,10 +3,15 @@
 How a parameter is read says what its gradient needs: `R` on a factor means a sum over it, `V` a shard, `I` nothing.
 Sums over data and context are the data-parallel reduction (and the ZeRO shard group); sums over tensor factors come
 first (norms under sequence parallelism, replicated KV heads).
+
+Where a backward is split and whole gradients are scattered for each micro-batch, parameters whose gradient comes with
+the backward to inputs (norms, biases) have buckets of their own: else a few of their numbers would hold the whole
+gradient of a layer alive until its backward to weights.
 """
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 from math import prod
 
@@ -16,7 +21,7 @@ from titan.compiler.passes.zero import BETWEEN
 from titan.compiler.plan.mesh import Group, Mesh
 from titan.compiler.plan.operators import TensorType
 from titan.compiler.plan.program import Bucket, Parameter
-from titan.compiler.plan.segment import bind
+from titan.compiler.plan.segment import Segment, bind
 
 REPLICAS = ("data", "context")  # axes
 Kinds = tuple[str, ...]  # kinds of buffers to shard
@@ -39,10 +44,12 @@ def buckets(
     initializer: tuple[str, float],
     vocab: int,
     mirrored: bool = False,
+    apart: Set[str] = frozenset(),
 ) -> tuple[tuple[Bucket, ...], tuple[Parameter, ...]]:
     """Buckets and parameters in model order. `homes` maps each parameter to the pipeline coordinates that hold it;
     `sharded` are the kinds of buffers that are sharded over the replicas (inside one `data.replicate`); `mirrored`: the
-    homes of a parameter run the same program, so that they share gradients and parameters too."""
+    homes of a parameter run the same program, so that they share gradients and parameters too; `apart`: parameters that
+    share buckets with each other only."""
     mesh = graph.mesh
     groups: dict[tuple[str, str, str, tuple[str, ...]], list[_Use]] = {}
     seen: dict[str, Value] = {}
@@ -51,7 +58,7 @@ def buckets(
             assert seen[use.name].layout == use.value.layout, f"{use.name} is read in two layouts"
             continue
         seen[use.name] = use.value
-        groups.setdefault(_key(use, mesh), []).append(use)
+        groups.setdefault(_key(use, mesh, use.name in apart), []).append(use)
     layers = sum(1 for _, layer in graph.chain if layer is not None)
     found: list[Bucket] = []
     parameters: list[Parameter] = []
@@ -76,7 +83,18 @@ def parameter_names(part: Part, layer: int | None) -> list[str]:
     return [bind(value.name, layer) for value in part.values if value.kind == "parameter"]
 
 
-def _key(use: _Use, mesh: Mesh) -> tuple[str, str, str, tuple[str, ...]]:
+def early_parameters(graph: ModelGraph) -> frozenset[str]:
+    """Full names of the parameters whose gradients come with a backward to inputs."""
+    return frozenset(
+        bind(formal, layer)
+        for index, layer in graph.chain
+        for step in graph.parts[index].steps
+        if isinstance(step, Segment)
+        for formal in step.early_parameters
+    )
+
+
+def _key(use: _Use, mesh: Mesh, apart: bool) -> tuple[str, str, str, tuple[str, ...]]:
     """Where it is, sums over tensor factors, tensor factors with equal gradients, factors of the replicas that share
     it out (experts)."""
     states = dict(use.value.layout)
@@ -91,6 +109,8 @@ def _key(use: _Use, mesh: Mesh) -> tuple[str, str, str, tuple[str, ...]]:
     )
     if use.value.dims[0] == "experts":
         where += ".experts"
+    if apart:
+        where += ".early"
     return where, group_name(mesh, sums), group_name(mesh, equal), shared
 
 

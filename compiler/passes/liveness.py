@@ -82,9 +82,9 @@ def _by_tier(
 
 
 def _frame(register: str) -> str:
-    """The register with the tier of a layer's frame: `r.fn.s0.l5:i` -> `tier.l5:i`."""
+    """The register with the tier of a layer's frame: `r.fn.s0.l5:i`, `r.w.l5.early:i` -> `tier.l5:i`."""
     base, _, symbol = register.partition(":")
-    return f"tier.l{base.rpartition('.l')[2]}:{symbol}"
+    return f"tier.l{base.rpartition('.l')[2].partition('.')[0]}:{symbol}"
 
 
 def _end_tiers(

@@ -4,7 +4,7 @@ What the body's blocks have not summed yet is summed here, once for each factor 
 over the replicas first (into the own shard with ZeRO), so that all later sums are of the shard only: over tensor
 factors, between copies of the shards (HSDP), over the pipeline homes of copied weights unless these share the shards.
 
-Optimizer state that lives on the host comes bucket by bucket: it is fetched `AHEAD` buckets before its update, the
+Optimizer state that lives on the host comes bucket by bucket: it is fetched `ahead` buckets before its update, the
 first ones under the last sums, and goes back under the updates after it.
 """
 
@@ -16,8 +16,6 @@ from titan.compiler.plan.instruction import FROM_HOST, STATE, TO_HOST, Instructi
 from titan.compiler.plan.mesh import Mesh
 from titan.compiler.plan.operators import Attribute
 from titan.compiler.plan.program import Block, BlockCall, Bucket
-
-AHEAD = 1  # buckets whose state is on its way while one is updated
 
 Attributes = tuple[tuple[str, Attribute], ...]
 
@@ -151,28 +149,29 @@ def step_blocks(bucket: Bucket, on_host: bool = False) -> tuple[Block, ...]:
     return Block(f"step.{name}", (), tuple(update)), Block(f"gathered.{name}", (), (_wait(token),)), *around
 
 
-def updates(buckets: tuple[Bucket, ...]) -> list[str]:
+def updates(buckets: tuple[Bucket, ...], ahead: int) -> list[str]:
     """Names of the blocks that update the buckets, in order, each after the fetch of a later one and before the end of
     what an earlier one has sent to the host."""
     names = [bucket.name for bucket in buckets]
     found = []
     for number, name in enumerate(names):
-        found += [f"fetch.{later}" for later in names[number + AHEAD : number + AHEAD + 1]]
+        found += [f"fetch.{later}" for later in names[number + ahead : number + ahead + 1]]
         found += [f"step.{name}", *(f"stow.{earlier}" for earlier in names[max(number - 1, 0) : number])]
     return [*found, *(f"stow.{name}" for name in names[-1:])]
 
 
 def epilogue(
-    buckets: tuple[Bucket, ...], mesh: Mesh, on_host: bool = False
+    buckets: tuple[Bucket, ...], mesh: Mesh, on_host: bool = False, ahead: int = 1
 ) -> tuple[tuple[Block, ...], tuple[BlockCall, ...]]:
-    """All blocks after the last backward and the calls in order: sums, norm, updates, gathers."""
+    """All blocks after the last backward and the calls in order: sums, norm, updates, gathers. `ahead`: buckets whose
+    state is on its way from the host while one is updated."""
     reduces = {b.name: reduce_blocks(b, mesh, reduces_early(b)) for b in buckets}
     steps = {b.name: step_blocks(b, on_host) for b in buckets}
     done = Block("stepped", (), (Instruction("free", reads=("nsq",)),))
     ordered = [reduces[b.name] for b in reversed(buckets)]  # the order in which backward completes them
-    names = [f"fetch.{b.name}" for b in buckets[:AHEAD]]
+    names = [f"fetch.{b.name}" for b in buckets[:ahead]]
     names += [blocks[n].name for n in range(max(map(len, ordered))) for blocks in ordered if n < len(blocks)]
-    names += ["norm", *updates(buckets), "stepped", *(f"gathered.{b.name}" for b in buckets)]
+    names += ["norm", *updates(buckets, ahead), "stepped", *(f"gathered.{b.name}" for b in buckets)]
     blocks = (
         *(x for b in buckets for x in reduces[b.name]),
         norm(buckets, mesh.world_size),

@@ -234,14 +234,6 @@ class Sharding:
                 found.setdefault(bucket, set()).add(draft.chunk)
         return found
 
-    def begun(self, draft: Draft, bucket: str) -> bool:
-        """Whether the gradient of the micro-batch was begun by the backward to inputs (norms and biases)."""
-        return draft.phase == "W" and bucket in self.drafts[f"I.{draft.chunk}"].updates
-
-    def goes_on(self, draft: Draft, bucket: str) -> bool:
-        """Whether the backward to weights will add to the gradient."""
-        return draft.phase == "I" and bucket in self.drafts[f"W.{draft.chunk}"].updates
-
 
 @dataclass
 class _Rewrite:
@@ -336,11 +328,7 @@ class _Rewrite:
         register = self._register("dw", bucket)
         for index in uses:
             self.renamed.setdefault(index, {})[f"g.{bucket}"] = register
-        if not self.sharding.begun(self.draft, bucket):
-            self.before.setdefault(uses[0], []).append(Instruction("open_grad", (register,)))
-        if self.sharding.goes_on(self.draft, bucket):
-            self.outlive.add(register)
-            return
+        self.before.setdefault(uses[0], []).append(Instruction("open_grad", (register,)))
         group, token = self.sharding.buckets[bucket].shards, f"u.{register}?"
         mode = (("mode", "reduce_scatter"),)
         issue = Instruction("reduce_grad", (token,), (register,), (f"g.{bucket}",), "", group, REDUCE, mode)

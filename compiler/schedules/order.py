@@ -60,6 +60,11 @@ class Order:
         return chunk % self.chunks_per_copy == self.chunks_per_copy - 1
 
     @cached_property
+    def splits(self) -> bool:
+        """Whether any backward is split into one to inputs and one to weights."""
+        return any(element.phase == "W" for rank in range(len(self.ranks)) for element in self.elements(rank))
+
+    @cached_property
     def mirrored(self) -> bool:
         """Whether ranks that hold the same stages, each of another copy, do the same with them in the same order: then
         they may meet in every micro-batch."""

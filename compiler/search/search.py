@@ -16,6 +16,7 @@ from titan.compiler.cost.shape import read_shape
 from titan.compiler.cost.simulate import Timeline, simulate
 from titan.compiler.search.bound import least_step
 from titan.compiler.search.candidates import NEAR, Candidate, affordable, price, with_stages
+from titan.compiler.search.distance import Finalist, distances, fetches
 from titan.compiler.search.logits import with_kept_logits
 from titan.compiler.search.measured import Measured, measured
 from titan.compiler.search.offload import WITH_ACTIVATIONS, least_layers
@@ -46,16 +47,6 @@ FEWEST = 10  # changes of the best plan that are worth trying when as many can b
 WORTH = 0.02  # share of a step that recompute must take for the host to be tried in its place
 MENDABLE = 1.15  # of the limit: a plan that holds more than estimated by more than that is left to the next
 TRIES = 24  # compiled plans that turn out not to fit before the search gives up
-
-
-@dataclass(frozen=True)
-class Finalist:
-    """A compiled and simulated plan."""
-
-    strategy: Strategy
-    plan: Plan
-    timeline: Timeline
-    ledger: MemoryLedger
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +171,7 @@ def _search(spec: Spec, risk: bool) -> SearchResult:
     best = _refined(spec, estimator, space, best, (*ranked, *fitting, *others), closed, verdicts)
     best = _layer_by_layer(spec, best, estimator.machine, limit)
     best = _on_host(spec, best, estimator.machine, limit)
+    best = _ahead(spec, best, estimator, limit)
     simulated = [(f.strategy, f.timeline.seconds) for f in finalists]
     strategy = replace(best.strategy, reasons=as_simulated(best.strategy, best.timeline.seconds, simulated))
     return SearchResult(
@@ -317,24 +309,37 @@ def _layer_by_layer(spec: Spec, best: Finalist, machine: Machine, limit: int) ->
 
 
 def _on_host(spec: Spec, best: Finalist, machine: Machine, limit: int) -> Finalist:
-    """The same plan with activations on the host in place of recompute, where that is faster."""
+    """The same plan with activations on the host in place of recompute, or of some of it, where that is faster."""
     word = WITH_ACTIVATIONS.get(best.strategy.offload, "none")
     free = _free_tiers(spec, replace(best.strategy, recompute="none")) and word in allowed(spec, "offload")
     if best.strategy.recompute in ("none", "adaptive") or not free:
         return best
     if recomputing(best.plan, machine) < WORTH * best.timeline.seconds:
         return best
-    found = least_layers(spec, best.strategy, machine, limit)
-    if found is None:
+    plain = replace(best.strategy, recompute="none", tiers=(), offloaded=())
+    tiered = with_tiers(spec, plain, machine, limit, host=word)
+    mixed = replace(tiered.strategy, reasons=_explained(tiered.strategy, tiered.counts))
+    ways = [(mixed, tiered.plan, tiered.ledger)] if mixed.layers_on_host else []
+    only = least_layers(spec, best.strategy, machine, limit)
+    if only is not None:
+        why = {"offload": host_sentence(only[0]), "recompute": "the host holds what would not fit"}
+        told = tuple((k, o, why.get(k, text)) for k, o, text in only[0].reasons)
+        ways.append((replace(only[0], reasons=told), only[1].plan, only[1].ledger))
+    for strategy, plan, ledger in ways:
+        timeline = simulate(plan, machine)
+        if timeline.step < best.timeline.step and ledger.verdict == "fits":
+            best = Finalist(strategy, plan, timeline, ledger)
+    return best
+
+
+def _ahead(spec: Spec, best: Finalist, estimator: Estimator, limit: int) -> Finalist:
+    """The same plan with parameters gathered, or activations fetched, from as far ahead as is worth its memory."""
+    work = Candidate(best.strategy, estimator.estimate(best.strategy)).work
+    if not fetches(best.strategy) or spec.parallel.prefetch.fixed or work > LARGE:
         return best
-    strategy, (plan, ledger) = found[0], (found[1].plan, found[1].ledger)
-    timeline = simulate(plan, machine)
-    if timeline.step >= best.timeline.step or ledger.verdict != "fits":
-        return best
-    why = {"offload": host_sentence(strategy), "recompute": "the host holds what would not fit"}
-    reasons = tuple((k, o, why.get(k, text)) for k, o, text in strategy.reasons)
-    strategy = replace(strategy, reasons=reasons)
-    return Finalist(strategy, plan, timeline, ledger)
+    found, why = distances(spec, best, estimator.machine, limit)
+    reasons = tuple((k, "search", why) if k == "prefetch" else (k, o, text) for k, o, text in found.strategy.reasons)
+    return replace(found, strategy=replace(found.strategy, reasons=reasons))
 
 
 def _free_tiers(spec: Spec, strategy: Strategy) -> bool:

@@ -22,6 +22,7 @@ from titan.grammar.diagnostics import Diagnostic
 
 if TYPE_CHECKING:
     from titan.compiler.spec.schema import Spec
+    from titan.compiler.spec.wishes import Wish
 
 # values in order of preference: the first that the wishes allow stands for the others where they are never better
 PREFERRED: dict[str, tuple[Any, ...]] = {
@@ -345,7 +346,7 @@ def shardings(spec: Spec, s: Strategy) -> tuple[dict[str, Any], ...]:
             "shard": shards if zero else [0],
             "reduce": [r for r in {2: ("each",), 3: ("once", "each")}.get(zero, ()) if p.reduce.allows(r)],
             "gather": [g for g in ("once", "each") if zero == 3 and p.gather.allows(g)],
-            "prefetch": [n for n in sorted({1, 0, *p.prefetch.values})[::-1] if zero == 3 and p.prefetch.allows(n)],
+            "prefetch": _distances(p.prefetch, zero),
         }
         if zero < 2 or choices["reduce"]:
             named = [[(key, value) for value in values] for key, values in choices.items() if values]
@@ -356,6 +357,14 @@ def shardings(spec: Spec, s: Strategy) -> tuple[dict[str, Any], ...]:
 def options(spec: Spec, s: Strategy) -> tuple[dict[str, Any], ...]:
     """ZeRO choices for a mesh, without any too."""
     return (*(({"zero": 0},) if spec.parallel.zero.allows(0) else ()), *shardings(spec, s))
+
+
+def _distances(wish: Wish, zero: int) -> list[int]:
+    """Layers ahead of their use from which parameters are gathered: the closed forms tell one from none; farther is
+    tried of the best plan (`distance`). A written one is of what comes from the host too."""
+    if zero == 3:
+        return [n for n in sorted({1, 0, *wish.values})[::-1] if wish.allows(n)]
+    return [*wish.values] if wish.fixed else []
 
 
 def _copies(spec: Spec, pipeline: int) -> bool:

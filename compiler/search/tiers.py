@@ -3,6 +3,9 @@
 What a tier stores and what its rebuild costs are read off plans with all layers in each tier; on one rank the layers of
 a kind are alike, so only how many of them have each tier matters, and all counts are tried. The chosen plan is measured
 again, and a rank that is still above the limit gets less room.
+
+Where activations may wait in host memory that is one more way for a layer: it saves what the plan with all layers there
+holds less, and costs what that plan takes longer. So each layer is kept, rebuilt or offloaded by its price per byte.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from titan.compiler.cost.memory import MemoryLedger
 from titan.compiler.cost.prices import Prices
+from titan.compiler.cost.simulate import simulate
 from titan.compiler.plan.segment import TIERS
 from titan.compiler.plan.sizes import Sizes
 from titan.compiler.search.measured import Measured, measured
@@ -29,28 +33,33 @@ ROUNDS = 4
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Layers of a rank in each tier, and the seconds that they recompute in one micro-batch."""
+    """Layers of a rank in each tier, the seconds that they cost in one micro-batch, and of those without recompute how
+    many are on the host."""
 
     none: int
     selective: int
     full: int
     seconds: float
+    away: int = 0
 
 
 def fewest(layers: int, sizes: Sequence[float], costs: Sequence[float], limit: float) -> Counts:
     """The cheapest counts below `limit`: `sizes` are the bytes of a rank with all layers in each tier, `costs` the
-    seconds of one layer's rebuild. Everything full when nothing fits."""
+    seconds of one layer's rebuild; the fourth of each, where there is one, are those with all layers on the host.
+    Everything full when nothing fits."""
     best = Counts(0, 0, layers, layers * costs[2])
     if not layers:
         return best
     saved = [(sizes[0] - size) / layers for size in sizes]
-    for full in range(layers + 1):
-        missing = sizes[0] - limit - full * saved[2]
-        selective = 0 if missing <= 0 else layers + 1 if saved[1] <= 0 else ceil(missing / saved[1] - 1e-9)
-        if full + selective <= layers:
-            seconds = full * costs[2] + selective * costs[1]
-            if seconds < best.seconds or (full, selective) == (0, 0):
-                best = Counts(layers - full - selective, selective, full, seconds)
+    for away in range(layers + 1 if len(sizes) > len(TIERS) else 1):
+        there = (away * saved[3], away * costs[3]) if away else (0.0, 0.0)
+        for full in range(layers - away + 1):
+            missing = sizes[0] - limit - full * saved[2] - there[0]
+            selective = 0 if missing <= 0 else layers + 1 if saved[1] <= 0 else ceil(missing / saved[1] - 1e-9)
+            if away + full + selective <= layers:
+                seconds = full * costs[2] + selective * costs[1] + there[1]
+                if seconds < best.seconds or (away, full, selective) == (0, 0, 0):
+                    best = Counts(layers - full - selective, selective, full, seconds, away)
     return best
 
 
@@ -64,9 +73,12 @@ class Tiered:
     counts: tuple[Counts, ...]
 
 
-def with_tiers(spec: Spec, strategy: Strategy, machine: Machine, limit: int, known: Measured | None = None) -> Tiered:
+def with_tiers(
+    spec: Spec, strategy: Strategy, machine: Machine, limit: int, known: Measured | None = None, host: str = ""
+) -> Tiered:
     """The least that must be recomputed, layer by layer. Of a strategy that is not adaptive, one that has the same tier
-    everywhere says so in one word. `known`: the strategy's own plan, where there is one."""
+    everywhere says so in one word. `known`: the strategy's own plan, where there is one. `host`: the kind of offload by
+    which layers may be on the host in place of recompute; empty: none may."""
     word = "adaptive" if strategy.recompute == "adaptive" else "mixed"
     layers = sum(strategy.stages)
     freest = replace(strategy, recompute=word, tiers=("none",) * layers)
@@ -82,6 +94,8 @@ def with_tiers(spec: Spec, strategy: Strategy, machine: Machine, limit: int, kno
         same = known if tier == strategy.recompute else None
         uniform.append(same or measured(spec, replace(freest, tiers=(tier,) * layers), machine, limit, tight))
     table = _tables(uniform, machine, tight)
+    if host:
+        _with_host(spec, replace(freest, offload=host, offloaded=()), first.plan, table, machine, limit)
     rooms, changed, found = dict.fromkeys(tight, float(limit)), tight, dict[int, Counts]()
     tried: Measured | None = None
     for _ in range(ROUNDS):
@@ -91,12 +105,15 @@ def with_tiers(spec: Spec, strategy: Strategy, machine: Machine, limit: int, kno
         chosen = replace(strategy, recompute=word, tiers=tiers)
         if word == "mixed" and len(set(tiers)) == 1:
             chosen = replace(strategy, recompute=tiers[0], tiers=())
+        away = _first(first.plan, counts)
+        if away:
+            chosen = replace(chosen, offload=host, offloaded=away)
         if tried is None:
             tried = measured(spec, chosen, machine, limit)
         else:  # tiers are each rank's own, so only those that get less room have another program
             tried = tried.with_ranks(measured(spec, chosen, machine, limit, changed), changed)
         over = {role.pipeline: role.upper - limit for role in tried.ledger.roles if role.upper > limit}
-        if all(rank not in found or found[rank].none + found[rank].selective == 0 for rank in over):
+        if all(rank not in found or found[rank].none - found[rank].away + found[rank].selective == 0 for rank in over):
             break
         rooms = {rank: room - over.get(rank, 0) for rank, room in rooms.items()}
         changed = tight.intersection(over)
@@ -121,17 +138,37 @@ def _tables(uniform: Sequence[Measured], machine: Machine, ranks: set[int]) -> d
     return found
 
 
+def _with_host(spec: Spec, away: Strategy, kept: Plan, table: dict[int, Table], machine: Machine, limit: int) -> None:
+    """Adds to the table what a rank holds with all its layers on the host, and the seconds of one layer there."""
+    there = measured(spec, away, machine, limit)
+    longer = max(simulate(there.plan, machine).seconds - simulate(kept, machine).seconds, 0.0)
+    layers = max(sum(map(len, role.layers)) for role in there.plan.roles)
+    for role in there.ledger.roles:
+        if role.pipeline in table:
+            table[role.pipeline][0].append(float(role.upper))
+            table[role.pipeline][1].append(longer / layers / away.micro_batches)
+
+
 def _of_rank(plan: Plan, rank: int, table: Table, room: float) -> Counts:
     role = next(role for role in plan.roles if role.pipeline == rank)
     return fewest(sum(map(len, role.layers)), *table, room)
 
 
+def _first(plan: Plan, counts: Sequence[Counts]) -> tuple[int, ...]:
+    """The layers that are on the host: the first of each rank, which wait longest for their backward."""
+    chosen: set[int] = set()
+    for role, found in zip(plan.roles, counts, strict=True):
+        chosen.update(sorted(layer for chunk in role.layers for layer in chunk)[: found.away])
+    return tuple(sorted(chosen))
+
+
 def _listed(plan: Plan, counts: Sequence[Counts], layers: int) -> tuple[str, ...]:
-    """The tier of every layer: those that recompute come first on each rank."""
+    """The tier of every layer: after those on the host those that recompute come first on each rank."""
     tiers = ["none"] * layers
     for role, found in zip(plan.roles, counts, strict=True):
         held = sorted(layer for chunk in role.layers for layer in chunk)
-        words = ("full",) * found.full + ("selective",) * found.selective + ("none",) * found.none
+        here = ("none",) * (found.none - found.away)
+        words = ("none",) * found.away + ("full",) * found.full + ("selective",) * found.selective + here
         for layer, tier in zip(held, words, strict=True):
             tiers[layer] = tier
     return tuple(tiers)
@@ -165,8 +202,10 @@ def _of_role(role: Role, prices: Prices, sizes: Sizes) -> float:
 
 def sentence(counts: Sequence[Counts]) -> str:
     """The choice in words, rank by rank where they differ."""
+    words = (*TIERS, "on the host")
     shown = [
-        ", ".join(f"{n} {tier}" for tier, n in zip(TIERS, (c.none, c.selective, c.full)) if n) or "no layer"
+        ", ".join(f"{n} {word}" for word, n in zip(words, (c.none - c.away, c.selective, c.full, c.away)) if n)
+        or "no layer"
         for c in counts
     ]
     if len(set(shown)) == 1:
@@ -174,4 +213,5 @@ def sentence(counts: Sequence[Counts]) -> str:
     else:
         where = "; ".join(f"stage {k}: {text}" for k, text in enumerate(shown))
     most = max(c.seconds for c in counts)
-    return f"{where}: the least that fits, {most * 1e3:.3g} ms of recomputing per micro-batch at most"
+    what = "recomputing and copies" if any(c.away for c in counts) else "recomputing"
+    return f"{where}: the least that fits, {most * 1e3:.3g} ms of {what} per micro-batch at most"

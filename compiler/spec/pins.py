@@ -163,7 +163,8 @@ def _idle_choices(spec: Spec, pins: dict[str, Any]) -> list[Diagnostic]:
         message = f"zero = {pins['zero']} shards over data x context (dp), which is 1 here, so it changes nothing"
         found.append(Diagnostic("T251", message, spec.span("parallel.zero"), severity="warning"))
     for key, least in (("shard", 1), ("reduce", 2), ("gather", 3), ("prefetch", 3)):
-        if key in pins and pins.get("zero", 3) < least:
+        of_host = key == "prefetch" and pins.get("offload", "none") != "none"
+        if key in pins and pins.get("zero", 3) < least and not of_host:
             message = f"{key} = {pins[key]} is of zero >= {least}, here zero = {pins['zero']}, so it changes nothing"
             found.append(Diagnostic("T251", message, spec.span(f"parallel.{key}"), severity="warning"))
     if pins.get("sequence_parallel") and pins.get("tensor") == 1:

@@ -10,10 +10,11 @@ from titan.compiler.plan.sizes import Sizes, memory_by_component
 from titan.compiler.plan.storages import moments
 from titan.compiler.plan.tiers import at_start
 
-from tests.equivalence.configurations import Configuration, spec_of, strategy_of
+from tests.equivalence.configurations import Configuration, spec_of, strategy_of, with_train
 from tests.runtime.alone import Held, hold
 
 SCALE = 4  # of the grid's models: so large that what is counted are tensors of the model, not single numbers
+CLIP = 1e-9  # far below any norm: gradients are scaled, for which the ledger has room
 STATES = ("parameters", "gradients", "optimizer")
 
 
@@ -37,7 +38,7 @@ class Compared:
 
 def compared(c: Configuration, precision: str = "fp32") -> tuple[Compared, ...]:
     """The first rank of the first and of the last stage, with the tiers that an adaptive plan begins with."""
-    spec = spec_of(c, precision, SCALE)
+    spec = with_train(spec_of(c, precision, SCALE), clip=CLIP)
     plan = at_start(lower(spec, strategy_of(c)))
     found = []
     for stage in sorted({0, c.pipeline - 1}):

@@ -15,6 +15,7 @@ from titan.compiler.plan.sizes import Sizes
 from titan.compiler.plan.text import print_plan
 from titan.compiler.search.offload import least_layers
 from titan.compiler.search.search import search
+from titan.compiler.search.tiers import sentence, with_tiers
 from titan.compiler.spec.resolve import resolve
 from titan.compiler.spec.schema import Spec
 from titan.compiler.strategy import Strategy
@@ -90,6 +91,28 @@ def test_no_fewer_layers_would_do() -> None:
     fewer = replace(strategy, offloaded=tuple(range((len(strategy.offloaded) or LAYERS) - 1)))
     fewer = fewer if fewer.offloaded else replace(fewer, offload="none")
     assert memory_ledger(lower(spec, fewer), machine, limit).verdict != "fits"
+
+
+def test_layers_are_kept_rebuilt_or_offloaded_by_price() -> None:
+    """Copies that hide are cheaper than to rebuild all, and for the last layer to rebuild a part is enough: the plan is
+    proven, fits, and is faster than with recompute alone. Nothing is on the host where its link is slow."""
+    spec = spec_of("80 GiB", link="200 GB/s")
+    machine, layout = read_machine(spec.cluster.model_dump()), replace(full(spec), recompute="none")
+    tops = [
+        memory_ledger(lower(spec, replace(layout, **change)), machine).upper
+        for change in ({}, {"offload": "activations"}, {"recompute": "full"})
+    ]
+    limit = (min(tops) * 3 + tops[0]) // 4
+    tiered = with_tiers(spec, layout, machine, limit, host="activations")
+    assert tiered.ledger.upper <= limit and tiered.strategy.layers_on_host
+    assert tiered.counts[0].selective and set(tiered.strategy.tiers) == {"none", "selective"}
+    assert "on the host" in sentence(tiered.counts)
+    assert all(proof.ok for proof in verify(tiered.plan).values())
+    alone = with_tiers(spec, layout, machine, limit)
+    assert simulate(tiered.plan).step < simulate(alone.plan).step
+    slow = spec_of("80 GiB", link="1 GB/s")
+    found = with_tiers(slow, layout, read_machine(slow.cluster.model_dump()), limit, host="activations")
+    assert found.strategy.layers_on_host == 0
 
 
 def test_a_quick_link_hides_its_copies_and_a_slow_one_does_not() -> None:

@@ -69,7 +69,7 @@ def test_wishes_hold_for_every_candidate(tmp_path: Path, wishes: str, holds: obj
 
 
 def test_estimates_are_near_the_simulation(tmp_path: Path) -> None:
-    """Closed forms rank: over layouts of all kinds they stay within 15% in time and 20% in memory."""
+    """Closed forms rank: over layouts of all kinds they stay within 15% in time and in memory."""
     spec = write(tmp_path, nodes=2, batch=128)
     estimator, limit = estimator_of(spec), memory_limit(spec)
     priced = [Candidate(s, estimator.estimate(s)) for s in enumerate_space(spec).candidates]
@@ -83,4 +83,4 @@ def test_estimates_are_near_the_simulation(tmp_path: Path) -> None:
         off.append((abs(times), abs(bytes_), strategy))
     assert len(off) >= 10
     assert max(off, key=lambda o: o[0])[0] < 0.15, max(off, key=lambda o: o[0])
-    assert max(off, key=lambda o: o[1])[1] < 0.20, max(off, key=lambda o: o[1])
+    assert max(off, key=lambda o: o[1])[1] < 0.15, max(off, key=lambda o: o[1])

@@ -39,6 +39,24 @@ def test_the_counts_are_the_cheapest_of_all(
         assert found.seconds <= min(fitting) + 1e-9
 
 
+@given(*(st.integers(1, 50) for _ in range(3)), st.integers(1, 6), *(st.integers(0, 20) for _ in range(3)))
+def test_the_host_is_one_more_way_for_a_layer(
+    low: int, between: int, more: int, layers: int, light: int, heavy: int, copy: int
+) -> None:
+    """Each layer kept, rebuilt or on the host: by brute force over all counts of the four ways."""
+    sizes = (float(low + between + more), float(low + between), float(low), float(low + more))
+    costs = (0.0, float(light), float(light + heavy), float(copy))
+    for share in (0.1, 0.4, 0.8):
+        limit = low + share * (between + more)
+        found = fewest(layers, sizes, costs, limit)
+        ways = [n for n in product(range(layers + 1), repeat=4) if sum(n) == layers]
+        fits = [n for n in ways if sum(c * s for c, s in zip(n, sizes, strict=True)) / layers <= limit + 1e-6]
+        best = min(sum(c * s for c, s in zip(n, costs, strict=True)) for n in fits)
+        assert found.seconds == pytest.approx(best) and found.none >= found.away
+        mine = (found.none - found.away, found.selective, found.full, found.away)
+        assert sum(c * s for c, s in zip(mine, costs, strict=True)) == pytest.approx(found.seconds)
+
+
 def test_nothing_fits_means_all_full() -> None:
     assert fewest(4, (100.0, 80.0, 60.0), (0.0, 1.0, 2.0), 10.0) == Counts(0, 0, 4, 8.0)
 
