@@ -246,6 +246,11 @@ class Plan:
         return declared is not None and declared.pipeline == bucket.homes
 
     @cached_property
+    def adaptive(self) -> bool:
+        """Whether recompute tiers are left to the run."""
+        return any(i.opcode == "watermark" for role in self.roles for block in role.blocks for i in block.instructions)
+
+    @cached_property
     def plan_only(self) -> tuple[str, ...]:
         """Operators, and products in 8 bits, that the runtime does not have yet."""
         calls = [call for segment in self.segments for call in segment.body]

@@ -14,10 +14,6 @@ from titan.compiler.plan.instruction import Instruction
 from titan.compiler.plan.program import Block, Plan, Role
 
 
-def is_adaptive(plan: Plan) -> bool:
-    return any(i.opcode == "watermark" for role in plan.roles for block in role.blocks for i in block.instructions)
-
-
 def layer_of(frame: str) -> int:
     """`tier.l5:i` -> 5."""
     return int(frame.partition(":")[0].removeprefix("tier.l"))
@@ -25,7 +21,7 @@ def layer_of(frame: str) -> int:
 
 def at_tiers(plan: Plan, tier: Callable[[int], str]) -> Plan:
     """The plan in which each layer has one tier, for all micro-batches."""
-    if not is_adaptive(plan):
+    if not plan.adaptive:
         return plan
     return replace(plan, roles=tuple(_role(role, tier) for role in plan.roles))
 
@@ -52,7 +48,7 @@ def start_tiers(plan: Plan) -> dict[int, str]:
 
 def at_start(plan: Plan) -> Plan:
     """The plan with the tiers that it begins with: what is predicted of it."""
-    if not is_adaptive(plan):
+    if not plan.adaptive:
         return plan
     start = start_tiers(plan)
     return at_tiers(plan, lambda layer: start[layer])

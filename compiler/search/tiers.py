@@ -94,6 +94,7 @@ def with_tiers(
         same = known if tier == strategy.recompute else None
         uniform.append(same or measured(spec, replace(freest, tiers=(tier,) * layers), machine, limit, tight))
     table = _tables(uniform, machine, tight)
+    uniform.clear()  # large plans are not kept beside others
     if host:
         _with_host(spec, replace(freest, offload=host, offloaded=()), first.plan, table, machine, limit)
     rooms, changed, found = dict.fromkeys(tight, float(limit)), tight, dict[int, Counts]()

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from titan.compiler.plan.program import Plan
 from titan.compiler.plan.segment import TIERS
-from titan.compiler.plan.tiers import at_start, at_tiers, is_adaptive
+from titan.compiler.plan.tiers import at_start, at_tiers
 from titan.compiler.verify.data import data
 from titan.compiler.verify.declarations import declarations
 from titan.compiler.verify.findings import MOST, Finding, Proof
@@ -91,7 +91,7 @@ def _in_two_processes(plan: Plan, names: Sequence[str]) -> dict[str, Proof]:
 def _in_all_tiers(name: str, prove: Callable[[Plan], list[Finding]], plan: Plan) -> list[Finding]:
     """A proof of a plan that leaves recompute tiers to the run is carried out in each tier; that of memory in those
     that the plan begins with and in the lowest, to which the run can always go down."""
-    if name == "tiers" or not is_adaptive(plan):
+    if name == "tiers" or not plan.adaptive:
         return _carried_out(prove, plan)
     plans = {tier: at_tiers(plan, lambda layer, tier=tier: tier) for tier in TIERS}  # type: ignore[misc]
     if name == "memory":

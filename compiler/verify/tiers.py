@@ -15,7 +15,6 @@ from itertools import groupby, pairwise
 from titan.compiler.plan.instruction import Instruction
 from titan.compiler.plan.program import Block, Plan, Role
 from titan.compiler.plan.segment import TIERS
-from titan.compiler.plan.tiers import is_adaptive
 from titan.compiler.verify.findings import Finding, at
 from titan.compiler.verify.registers import registers
 
@@ -27,7 +26,7 @@ def tiers(plan: Plan) -> list[Finding]:
     if not any(i.when for role in plan.roles for block in role.blocks for i in block.instructions):
         return []
     found = _alone(plan)
-    if not is_adaptive(plan):
+    if not plan.adaptive:
         return [*found, Finding("T780", "instructions depend on tiers, but no watermark chooses any")]
     return found or _alive(plan) or [f for role in plan.roles for f in (*_independent(role), *_nested(role))]
 
