@@ -36,11 +36,14 @@ def rows_by_transpose(x: Tensor, weight: Tensor, bias: Tensor | None = None, add
     return _ONEDNN.binary(x, added, weight, bias, "add")  # type: ignore[no-any-return]
 
 
-def rows_by(dy: Tensor, weight: Tensor) -> Tensor:
-    """[.., n] times [n, k] -> [.., k], a new tensor."""
+def rows_by(dy: Tensor, weight: Tensor, added: Tensor | None = None) -> Tensor:
+    """[.., n] times [n, k], plus [.., k] -> [.., k], a new tensor."""
     if not _large(dy, weight.shape[1]):
-        return torch.matmul(dy, weight)
-    return _ONEDNN(dy, weight.t(), None, "none", [], "")  # type: ignore[no-any-return]
+        out = torch.matmul(dy, weight)
+        return out if added is None else out.add_(added)
+    if added is None:
+        return _ONEDNN(dy, weight.t(), None, "none", [], "")  # type: ignore[no-any-return]
+    return _ONEDNN.binary(dy, added, weight.t(), None, "add")  # type: ignore[no-any-return]
 
 
 def _large(x: Tensor, columns: int) -> bool:

@@ -37,6 +37,7 @@ class OperatorModule(Protocol):
     backward_input   one gradient per operand that is neither data nor parameter
     backward_weight  adds the gradient of each parameter into the float32 (float64) view of the gradient buffer
     backward         only where doing both at once is cheaper
+    backward_onto    only where one kernel adds the one input gradient to another's; weights come apart from it
     """
 
     forward: Callable[..., tuple[Tensor, ...]]

@@ -281,6 +281,7 @@ class BoundSegment:
             module.backward_input if wanted else None,
             module.backward_weight if weights else None,
             both if wanted and weights else None,
+            getattr(module, "backward_onto", None) if wanted and self._chained else None,
             bool(weights) and not row.weight_with_input,
             self._slots(main),
             self._slots(tuple(r for r in main if f"d.{r}" not in self.segment.weight_frame)),

@@ -38,6 +38,7 @@ class Transpose:
     those for the weights; `targets` the slots that receive an input gradient, None where nobody wants it, and `own`
     whether what the operator gives for each is a tensor that nobody else holds; `parameters` are those that get a
     gradient and `kept` where it is added (None: given with each call). `both` does input and weight gradients at once;
+    `onto` the input gradient and its sum with what other readers gave;
     `weight` is None for calls without parameters, and `late` says that it runs after the input gradients. `ends` are
     the gradients read for the last time, `unkept` those of them that no weight frame hands on.
     """
@@ -53,6 +54,7 @@ class Transpose:
     input: Callable[..., tuple[Tensor, ...]] | None
     weight: Callable[..., None] | None
     both: Callable[..., tuple[Tensor, ...]] | None
+    onto: Callable[..., Tensor] | None
     late: bool
     ends: tuple[int, ...]
     unkept: tuple[int, ...]
@@ -70,7 +72,14 @@ class Transpose:
     def inputs(self, state: Progress, given: tuple[Tensor, ...], place: Place, into: Given) -> None:
         """Input gradients, added to what other readers gave; weights too for cheap parameters."""
         if state.found is None:
-            state.found = self._found(state.values, given, place, into)
+            target = self.targets[0] if self.targets else None
+            before = None if self.onto is None or target is None else state.d[target]
+            if self.onto is not None and target is not None and before is not None:
+                saved = {name: state.values[slot] for name, slot in self.saved}
+                state.d[target] = self.onto(self.attributes, place, saved, given, before)
+                state.found, state.added = (), True
+            else:
+                state.found = self._found(state.values, given, place, into)
         if not state.added:
             self._add(state.found, state.d)
             state.added = True

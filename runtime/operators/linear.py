@@ -22,6 +22,11 @@ def backward_input(attributes: Attributes, place: Place, saved: Saved, gradients
     return (rows_by(gradients[0], saved["weight"]),)
 
 
+def backward_onto(attributes: Attributes, place: Place, saved: Saved, gradients: Gradients, added: Tensor) -> Tensor:
+    """The input gradient plus what other readers gave, in one kernel."""
+    return rows_by(gradients[0], saved["weight"], added)
+
+
 def backward_weight(
     attributes: Attributes, place: Place, saved: Saved, gradients: Gradients, into: tuple[Tensor, ...]
 ) -> None:

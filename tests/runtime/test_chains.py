@@ -84,8 +84,10 @@ def test_products_with_what_is_added(shape: tuple[int, ...], summed: bool, biase
     found = rows_by_transpose(x, weight, out if biased else None, added if summed else None)
     right = x.double() @ weight.double().t() + (out.double() if biased else 0) + (added.double() if summed else 0)
     torch.testing.assert_close(found.double(), right, rtol=1e-5, atol=1e-4)
+    found = rows_by(x, weight, added if summed else None)
+    right = x.double() @ weight.double() + (added.double() if summed else 0)
+    torch.testing.assert_close(found.double(), right, rtol=1e-5, atol=1e-4)
     assert torch.equal(added, _random(*shape[:-1], k)), "what is added is left as it is"
-    torch.testing.assert_close(rows_by(x, weight).double(), x.double() @ weight.double(), rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

@@ -87,7 +87,8 @@ def torch_contender(name: str, rank: int, micro_batches: int) -> Contender:
 
 
 def plan_of(strategy: Strategy, micro_batches: int) -> Plan:
-    """The plan without norm and optimizer: torch's schedules have none either. Gradients are cleared."""
+    """The plan without norm and optimizer: torch's schedules have none either. Gradients are cleared where a rank first
+    waits or goes backward."""
     plan = lower(model.spec(micro_batches), strategy)
     return replace(plan, roles=tuple(_without_update(role) for role in plan.roles))
 
@@ -97,7 +98,8 @@ def _without_update(role: Role) -> Role:
     gone = {b.name for b in role.blocks if b.name.startswith(("norm", "step.", "stepped", "gathered."))}
     blocks = (*(b for b in role.blocks if b.name not in gone), Block("clear", (), tuple(clear)))
     calls = tuple(call for call in role.order("train") if call.block not in gone)
-    first = next(n for n, call in enumerate(calls) if call.block.startswith("F."))
+    waiting = {b.name for b in role.blocks if b.name[:1] in "FBIW" and any(i.opcode == "wait" for i in b.instructions)}
+    first = next(n for n, call in enumerate(calls) if call.block in waiting or call.block[:2] in ("B.", "I."))
     train = (*calls[:first], replace(calls[0], block="clear", arguments=()), *calls[first:])
     buffers = tuple(b for b in role.buffers if b.kind != "optimizer")
     return replace(role, buffers=buffers, blocks=blocks, orders=(("train", train),))
