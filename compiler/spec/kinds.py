@@ -103,7 +103,9 @@ Flag = Annotated[bool, Field(strict=True)]
 class Part(BaseModel):
     """A block of the spec. `KINDS` are the names it may be written with; a bare `{ ... }` is always allowed."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=False, protected_namespaces=())
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", validate_default=False, protected_namespaces=(), defer_build=True
+    )  # deferred: most parts are only validated inside another
     KINDS: ClassVar[tuple[str, ...]] = ()
 
     @model_validator(mode="before")
