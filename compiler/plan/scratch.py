@@ -52,10 +52,15 @@ def _squares(call: Call, named: dict[str, TensorType], wide: int, backward: bool
     q, keys = named["q"].elements, named["kv"].elements if "kv" in named else 2 * named["k"].elements
     size, window = DTYPE_BYTES[named["q"].dtype], "window" in dict(call.attributes)
     narrow = size < wide
+    if window and "k" in named:  # a square has no more keys than queries
+        queried, held = named["q"].shape[1], named["k"].shape[1]
+        turned_keys = keys * min(queried, held) // held
+    else:
+        turned_keys = keys
     if backward:
-        turned = size * (5 * q + 2 * keys if window else q + keys)
+        turned = size * (5 * q + 2 * turned_keys if window else q + keys)
         return turned + (wide * keys if "kv" in named else wide * (q + keys) if narrow else 0)
-    return size * (2 * q + keys if window else q) + (2 * wide * q if narrow else 0)
+    return size * (2 * q + turned_keys if window else q) + (2 * wide * q if narrow else 0)
 
 
 def weight_scratch(segment: Segment, call: Call) -> int:

@@ -37,12 +37,15 @@ class Compared:
 
 
 def compared(c: Configuration, precision: str = "fp32") -> tuple[Compared, ...]:
-    """The first rank of the first and of the last stage, with the tiers that an adaptive plan begins with."""
+    """A rank of the first and one of the last stage, with the tiers that an adaptive plan begins with: the last of its
+    context, since the first has nothing before it that a window could reach, and the ledger is of the fullest."""
     spec = with_train(spec_of(c, precision, SCALE), clip=CLIP)
     plan = at_start(lower(spec, strategy_of(c)))
     found = []
     for stage in sorted({0, c.pipeline - 1}):
-        rank = plan.mesh.rank({axis: stage if axis == "pipeline" else 0 for axis, _ in plan.mesh.factors})
+        last = {axis: size - 1 for axis, size in plan.mesh.factors if axis.split(".")[0] == "context"}
+        others = {axis: 0 for axis, _ in plan.mesh.factors}
+        rank = plan.mesh.rank({**others, **last, "pipeline": stage})
         found.append(Compared(rank, predicted(plan, rank), measured(hold(plan, spec.model.vocab, rank))))
     return tuple(found)
 
