@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from titan.compiler.strategy import Strategy
 
 WORTH = 0.001  # share of a step that a layer's memory must buy
-FARTHEST = 8
+FARTHEST = 4
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class Finalist:
 
 
 def fetches(s: Strategy) -> bool:
-    """Whether anything is gathered for each micro-batch, or comes from the host."""
+    """Whether anything is gathered for each micro-batch, or comes from the host for it."""
     sharded = s.zero == 3 and s.gather == "each" and s.data * s.context > 1
-    return sharded or s.offload != "none"
+    return sharded or s.offload in ("activations", "both")
 
 
 def distances(spec: Spec, start: Finalist, machine: Machine, limit: int) -> tuple[Finalist, str]:
