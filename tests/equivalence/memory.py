@@ -20,8 +20,9 @@ STATES = ("parameters", "gradients", "optimizer")
 
 @dataclass(frozen=True)
 class Compared:
-    """Bytes of one rank by component, predicted and measured. `resting`: the most that registers hold (with what the
-    transport holds for collectives under way) between instructions; `peak`: the most of everything at any time."""
+    """Bytes of the fullest rank by component, predicted and measured. `resting`: the most that registers hold between
+    instructions (with what the transport holds for collectives under way); `peak`: the most of everything at any time.
+    """
 
     rank: int
     predicted: dict[str, int]
@@ -37,17 +38,24 @@ class Compared:
 
 
 def compared(c: Configuration, precision: str = "fp32") -> tuple[Compared, ...]:
-    """A rank of the first and one of the last stage, with the tiers that an adaptive plan begins with: the last of its
-    context, since the first has nothing before it that a window could reach, and the ledger is of the fullest."""
+    """The first and the last stage, with the tiers that an adaptive plan begins with."""
     spec = with_train(spec_of(c, precision, SCALE), clip=CLIP)
     plan = at_start(lower(spec, strategy_of(c)))
     found = []
     for stage in sorted({0, c.pipeline - 1}):
-        last = {axis: size - 1 for axis, size in plan.mesh.factors if axis.split(".")[0] == "context"}
-        others = {axis: 0 for axis, _ in plan.mesh.factors}
-        rank = plan.mesh.rank({**others, **last, "pipeline": stage})
-        found.append(Compared(rank, predicted(plan, rank), measured(hold(plan, spec.model.vocab, rank))))
+        ranks = _ends(plan, stage)
+        held = [measured(hold(plan, spec.model.vocab, rank)) for rank in ranks]
+        fullest = {kind: max(h[kind] for h in held) for kind in held[0]}
+        found.append(Compared(ranks[0], predicted(plan, ranks[0]), fullest))
     return tuple(found)
+
+
+def _ends(plan: Plan, stage: int) -> tuple[int, ...]:
+    """The first and the last of a context: the ledger is of the fullest rank, and the one counts the norm, the other
+    has all before it that a window or a causal mask reaches."""
+    at = {axis: 0 for axis, _ in plan.mesh.factors} | {"pipeline": stage}
+    last = {axis: size - 1 for axis, size in plan.mesh.factors if axis.split(".")[0] == "context"}
+    return tuple(sorted({plan.mesh.rank(at), plan.mesh.rank(at | last)}))
 
 
 def predicted(plan: Plan, rank: int) -> dict[str, int]:
