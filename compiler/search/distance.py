@@ -1,21 +1,22 @@
 """How far ahead of their use parameters are gathered and activations come back from the host: by price and memory.
 
-One layer ahead hides what takes no longer than that layer. Finalist is faster where a layer computes little (an
+One layer ahead hides what takes no longer than that layer. More is faster where a layer computes little (an
 embedding), where gathers are longer than some layers and shorter than others, and while a stage waits for another; it
 costs the memory of one more layer each time. So the distance grows as long as the simulation of the plan gains by it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from titan.compiler.cost.memory import MemoryLedger, memory_ledger
 from titan.compiler.cost.simulate import Timeline, simulate
+from titan.compiler.search.measured import measured
 from titan.compiler.search.reasons import gib
 
 if TYPE_CHECKING:
     from titan.compiler.cost.machine import Machine
+    from titan.compiler.cost.memory import MemoryLedger
     from titan.compiler.plan.program import Plan
     from titan.compiler.spec.schema import Spec
     from titan.compiler.strategy import Strategy
@@ -42,21 +43,20 @@ def fetches(s: Strategy) -> bool:
 
 def distances(spec: Spec, start: Finalist, machine: Machine, limit: int) -> tuple[Finalist, str]:
     """The plan with the distance from which on another layer gains nothing or does not fit, and why it is that one."""
-    from titan.compiler.lower import lower
-
     best, first = start, start.strategy.prefetch
     for distance in range(first + 1, FARTHEST + 1):
         if not spec.parallel.prefetch.allows(distance):
             return best, _sentence(start, best, "more is not allowed")
-        plan = lower(spec, replace(best.strategy, prefetch=distance))
-        ledger = memory_ledger(plan, machine, limit)
+        strategy = best.strategy.but(prefetch=distance)
+        found = measured(spec, strategy, machine, limit)
+        plan, ledger = found.plan, found.ledger
         if ledger.verdict != start.ledger.verdict:
             return best, _sentence(start, best, f"{distance} would hold {gib(ledger.peak)} of {gib(limit)}")
         timeline = simulate(plan, machine)
         if timeline.step > (1 - WORTH) * best.timeline.step:
             gain = f"{1 - timeline.step / best.timeline.step:.2%} for {gib(ledger.peak - best.ledger.peak)}"
             return best, _sentence(start, best, f"{distance} would gain {gain}")
-        best = Finalist(replace(best.strategy, prefetch=distance), plan, timeline, ledger)
+        best = Finalist(strategy, plan, timeline, ledger)
     return best, _sentence(start, best, "no more are tried")
 
 
