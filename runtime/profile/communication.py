@@ -18,7 +18,6 @@ from titan.runtime.transport.process_group import ProcessGroupChannel, ProcessGr
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore
 
-Operation = Callable[[ProcessGroupCommunicator, int], Callable[[], Handle]]
 WARM_UP = 2
 ROUNDS = 3
 
