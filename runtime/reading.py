@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
+from titan.runtime.allocator import give_back_freed_memory
 
 _PAGE = resource.getpagesize()
 
@@ -44,9 +45,7 @@ class CpuReading:
         return data_bytes() - reusable_bytes()
 
     def release(self) -> None:
-        library = _libc()
-        if library is not None:
-            library.malloc_trim(0)
+        give_back_freed_memory()
 
 
 class CudaReading:
