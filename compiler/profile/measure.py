@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -70,6 +71,9 @@ def measure(session: Session, progress: Callable[[float, str], None], quick: boo
     memory = session.memory()
     shared = memory["total"] // session.ranks if session.device == "cpu" else memory["total"]
     chosen, ahead = probes(session.ranks, session.device, shared, quick), session.device != "cpu"
+    lacking = len(probes(session.ranks, session.device, sys.maxsize, quick)) - len(chosen)
+    if lacking:
+        progress(0.0, f"{lacking} of the largest models are left out: they need more than half of {shared >> 20} MiB")
     total = len(chosen) + 1 + len(groups(session.ranks)) * len(COLLECTIVES) + 1
     steps = iter(range(total + 1))
 
