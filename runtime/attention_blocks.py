@@ -33,11 +33,13 @@ def attention_block_backward(
 
 
 def merge(first: Block, second: Block) -> Block:
-    """Attention over the union of two disjoint blocks of keys."""
-    (out_a, lse_a), (out_b, lse_b) = first, second
-    lse = torch.logaddexp(lse_a, lse_b)
-    out = out_a * (lse_a - lse).exp().unsqueeze(-1) + out_b * (lse_b - lse).exp().unsqueeze(-1)
-    return out.to(out_a.dtype), lse
+    """Attention over the union of two disjoint blocks of keys: the second is merged into the first, in place."""
+    (out, lse), (other, other_lse) = first, second
+    total = torch.logaddexp(lse, other_lse)
+    out.mul_((lse - total).exp().unsqueeze(-1))
+    out.addcmul_(other.to(out.dtype), (other_lse - total).exp().unsqueeze(-1))
+    lse.copy_(total)
+    return first
 
 
 def _kernel(q: Tensor) -> tuple[Forward, Backward]:

@@ -1,7 +1,8 @@
 """Attention over the squares that a mask leaves: each is computed by a kernel and merged by its log-sum-exp.
 
 Tensors are [batch, length, heads * head_dim] as in the plan, `lse` is [batch, heads, queries]. Results and gradients
-are float32, or float64 in a float64 run, whatever the operands: they are sums of many parts.
+that are sums of several parts are float32, or float64 in a float64 run, whatever the operands; what a single square
+gives has their dtype. How much of all this is held at once, `titan.compiler.plan.attention` says.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 from titan.compiler.plan.mask import Square
-from titan.runtime.attention_blocks import attention_block, attention_block_backward
+from titan.runtime.attention_blocks import Block, attention_block, attention_block_backward, merge
 from titan.runtime.dtypes import statistics
 from titan.runtime.place import Attributes, Saved
 from torch import Tensor
@@ -26,50 +27,92 @@ def everywhere(squares: Iterable[Square]) -> Seen:
 
 
 def attention_of(attributes: Attributes, operands: Operands, seen: Seen) -> tuple[Tensor, Tensor]:
-    """(out as q, lse): zero and minus infinity where nothing is seen."""
-    q = operands[0]
-    dtype, heads = statistics(q.dtype), q.shape[2] // int(attributes["head_dim"])
-    out = torch.zeros(q.shape, dtype=dtype, device=q.device)
-    lse = torch.full((q.shape[0], heads, q.shape[1]), -torch.inf, dtype=dtype, device=q.device)
-    merge_into(attributes, operands, seen, out, lse)
+    """(out as q, lse): zero and minus infinity where nothing is seen. What a first square of all queries gives is what
+    the others are merged into."""
+    q, squares = operands[0], list(seen)
+    dtype = statistics(q.dtype)
+    if squares and _has_all(q, *squares[0]):
+        out, lse = _block(attributes, operands, *squares.pop(0))
+        out = joined(out) if not squares else joined(out).to(dtype)
+    else:
+        heads = q.shape[2] // int(attributes["head_dim"])
+        out = torch.zeros(q.shape, dtype=dtype, device=q.device)
+        lse = torch.full((q.shape[0], heads, q.shape[1]), -torch.inf, dtype=dtype, device=q.device)
+    merge_into(attributes, operands, squares, out, lse)
     return out, lse
 
 
 def merge_into(attributes: Attributes, operands: Operands, seen: Seen, out: Tensor, lse: Tensor) -> None:
     """Merges further keys into the attention so far."""
-    queries, keys, values, target = (by_heads(x, attributes) for x in (*operands, out))
+    target = by_heads(out, attributes)
     for samples, square in seen:
-        rows, columns = _places(samples, square)
-        block, block_lse = _turned(attention_block, square, rows(queries), columns(keys), columns(values))
-        before, part = rows(lse.unsqueeze(-1)).squeeze(-1), rows(target)
-        total = torch.logaddexp(before, block_lse)
-        part.mul_((before - total).exp().unsqueeze(-1))
-        part.addcmul_(block.to(out.dtype), (block_lse - total).exp().unsqueeze(-1))
-        before.copy_(total)
+        rows, _ = _places(samples, square)
+        merge((rows(target), _rows_of(lse, rows)), _block(attributes, operands, samples, square))
 
 
-def gradients_of(attributes: Attributes, saved: Saved, gradient: Tensor, seen: Seen) -> Operands:
-    """Gradients of q, k and v from the final `out` and `lse`."""
-    q, k, v = saved["q"], saved["k"], saved["v"]
-    dtype = statistics(q.dtype)
-    found = tuple(torch.zeros_like(x, dtype=dtype, memory_format=torch.contiguous_format) for x in (q, k, v))
-    queries, keys, values, out, given = (by_heads(x, attributes) for x in (q, k, v, saved["out"], gradient))
-    dq, dk, dv = (by_heads(x, attributes) for x in found)
-    lse = saved["lse"].unsqueeze(-1)
-    for samples, square in seen:
+def gradients_of(
+    attributes: Attributes, saved: Saved, gradient: Tensor, seen: Seen, dkv: Tensor | None = None
+) -> Operands:
+    """Gradients of q, k and v from the final `out` and `lse`; those of k and v are added to `dkv` where it is given."""
+    whole, squares = (saved["q"], saved["k"], saved["v"]), tuple(seen)
+    dtype = whole[0].dtype if len(squares) == 1 else statistics(whole[0].dtype)
+    sums: list[Tensor | None] = [None, *((None, None) if dkv is None else dkv)]
+    for samples, square in squares:
         rows, columns = _places(samples, square)
-        parts = _turned(
-            attention_block_backward, square, rows(given), rows(queries), columns(keys), columns(values), rows(out),
-            rows(lse).squeeze(-1).contiguous(),
-        )  # fmt: skip
-        for whole, place, part in zip((dq, dk, dv), (rows, columns, columns), parts, strict=True):
-            place(whole).add_(part)
-    return found  # type: ignore[return-value]
+        parts = _block_gradients(attributes, saved, gradient, square, rows, columns)
+        for n, place in enumerate((rows, columns, columns)):
+            sums[n] = _added(sums[n], parts[n], whole[n], place, dtype, attributes)
+        del parts  # before those of the next
+    return tuple(_zeros(x, dtype) if d is None else d for d, x in zip(sums, whole, strict=True))  # type: ignore[return-value]
 
 
 def by_heads(x: Tensor, attributes: Attributes) -> Tensor:
     """[batch, length, heads * d] -> [batch, heads, length, d], without a copy."""
     return x.view(x.shape[0], x.shape[1], -1, int(attributes["head_dim"])).transpose(1, 2)
+
+
+def joined(x: Tensor) -> Tensor:
+    """Transpose of `by_heads`; a copy only where the kernel laid its result out differently."""
+    return x.transpose(1, 2).flatten(2).contiguous()
+
+
+def _has_all(whole: Tensor, samples: slice, square: Square) -> bool:
+    """Whether a square has every query of every sample."""
+    batch, length, _ = whole.shape
+    return len(range(batch)[samples]) == batch and square.repeats * square.queries == length and square.repeats == 1
+
+
+def _block(attributes: Attributes, operands: Operands, samples: slice, square: Square) -> Block:
+    rows, columns = _places(samples, square)
+    q, k, v = (by_heads(x, attributes) for x in operands)
+    return _turned(attention_block, square, rows(q), columns(k), columns(v))  # type: ignore[return-value]
+
+
+def _block_gradients(
+    attributes: Attributes, saved: Saved, gradient: Tensor, square: Square, rows: Place, columns: Place
+) -> tuple[Tensor, ...]:
+    given, q, k, v, out = (by_heads(x, attributes) for x in (gradient, *(saved[n] for n in ("q", "k", "v", "out"))))
+    operands = (rows(given), rows(q), columns(k), columns(v), rows(out), _rows_of(saved["lse"], rows).contiguous())
+    return _turned(attention_block_backward, square, *operands)
+
+
+def _added(
+    total: Tensor | None, part: Tensor, whole: Tensor, place: Place, dtype: torch.dtype, attributes: Attributes
+) -> Tensor:
+    """The sum of gradients of `whole` with one part more; a first part of all of it is that sum."""
+    if total is None and part.dim() == 4 and part.numel() == whole.numel():
+        return joined(part).to(dtype)
+    found = _zeros(whole, dtype) if total is None else total
+    place(by_heads(found, attributes)).add_(part)
+    return found
+
+
+def _zeros(like: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.zeros(like.shape, dtype=dtype, device=like.device)
+
+
+def _rows_of(lse: Tensor, rows: Place) -> Tensor:
+    return rows(lse.unsqueeze(-1)).squeeze(-1)
 
 
 def _turned(kernel: Callable[..., tuple[Tensor, ...]], square: Square, *tensors: Tensor) -> tuple[Tensor, ...]:

@@ -29,12 +29,11 @@ def backward_weight(
 ) -> None:
     (table,) = into
     rows, elsewhere = _rows(attributes, saved["tokens"], table.shape[0])
-    rows, elsewhere, added = rows.flatten(), elsewhere.flatten(), gradients[0].flatten(0, 1)
-    if table.device.type != "cpu":  # sorted: the same sum every time; how many are here is not asked, that would wait
-        added = added.to(table.dtype).masked_fill(elsewhere.unsqueeze(1), 0.0)
+    added = gradients[0]
+    if table.device.type != "cpu" or bool(elsewhere.any()):  # a device is not asked: that would wait for it
+        added = added.to(table.dtype, copy=True).masked_fill_(elsewhere.unsqueeze(-1), 0.0)
+    rows, added = rows.flatten(), added.flatten(0, 1)
+    if table.device.type == "cpu":
+        table.index_add_(0, rows, added.to(table.dtype))
+    else:  # sorted: the same sum every time
         table.index_put_((rows,), added, accumulate=True)
-        return
-    here = elsewhere.logical_not_().nonzero().squeeze(1)
-    if here.numel() < rows.numel():
-        rows, added = rows[here], added[here]
-    table.index_add_(0, rows, added.to(table.dtype))

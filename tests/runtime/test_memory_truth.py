@@ -97,8 +97,7 @@ def test_a_weight_frame_is_what_the_frame_held(schedule: str) -> None:
         assert total == pytest.approx(hold(plan, spec.model.vocab, rank).peak, rel=0.005)
 
 
-# layouts, not kernels: what attention in squares takes beside its results depends on the window and is bounded only
-LAYOUTS = [c for c in pairwise(150)[::9] if c.family != "window"]
+LAYOUTS = pairwise(150)[::9]
 
 
 @pytest.mark.parametrize("configuration", LAYOUTS, ids=str)
