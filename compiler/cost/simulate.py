@@ -99,8 +99,12 @@ def simulate(
     plan = at_start(plan)
     prices = prices or Prices(plan, machine)
     if order != "train" or not any(name == "body" for name, _ in plan.roles[0].orders):
-        return _walk(plan, prices, [role.order(order) for role in plan.roles])
-    few, more = (_walk(plan, prices, [_late(role, steps) for role in plan.roles]) for steps in (2, 3))
+        return _walk(plan, prices, [role.order(order) for role in plan.roles])[1]
+    two, three = ([_late(role, steps) for role in plan.roles] for steps in (2, 3))
+    if prices.machine.cores:  # a step would be slowed by what the next one loads cores with
+        few, more = (_walk(plan, prices, calls)[1] for calls in (two, three))
+    else:
+        few, more = _walk(plan, prices, three, [len(calls) for calls in two])
     return _added(few, more, _outside(prices))
 
 
@@ -111,11 +115,18 @@ def _late(role: Role, steps: int) -> tuple[BlockCall, ...]:
     return (*body, *begun, *update, *(*body, *check[len(begun) :], *begun, *update) * (steps - 1))
 
 
-def _walk(plan: Plan, prices: Prices, calls: list[tuple[BlockCall, ...]]) -> Timeline:
-    """The calls of every role, walked to their ends."""
+def _walk(
+    plan: Plan, prices: Prices, calls: list[tuple[BlockCall, ...]], marks: list[int] | None = None
+) -> tuple[Timeline, Timeline]:
+    """The calls of every role walked to their ends: the first `marks` of them as if they were all, since what comes
+    later changes nothing of what came before; and all."""
     network = _Network(plan, prices.machine)
     cutter = Cutter(prices.price, network.crosses)
-    walkers = [_Walker(role, own, cutter.cut(role), network) for role, own in zip(plan.roles, calls, strict=True)]
+    marks = marks or [len(own) for own in calls]
+    walkers = [
+        _Walker(role, own, cutter.cut(role), network, mark)
+        for role, own, mark in zip(plan.roles, calls, marks, strict=True)
+    ]
     ready = deque(walkers)
     while ready:
         ready.popleft().walk()
@@ -123,13 +134,16 @@ def _walk(plan: Plan, prices: Prices, calls: list[tuple[BlockCall, ...]]) -> Tim
     stuck = [w.role.pipeline for w in walkers if not w.done]
     if stuck:
         raise SimulationStalled(f"roles {', '.join(map(str, stuck))} wait for each other")
-    step = max(max(w.clock, w.last, *w.streams.values()) for w in walkers)
-    more = _outside(prices)
-    found = Timeline(step + more, tuple(w.result(step + more) for w in walkers))
-    if network.loads is None:
-        return found
-    network.load_meetings()
-    return _stretched(found, network.loads.clock())
+    if network.loads is not None:
+        network.load_meetings()
+    first, last = (_timeline(states, prices, network) for states in zip(*(w.states for w in walkers), strict=True))
+    return first, last
+
+
+def _timeline(states: tuple[_State, ...], prices: Prices, network: _Network) -> Timeline:
+    step = max(state.until for state in states) + _outside(prices)
+    found = Timeline(step, tuple(state.result(step) for state in states))
+    return found if network.loads is None else _stretched(found, network.loads.clock())
 
 
 def _stretched(timeline: Timeline, clock: Clock) -> Timeline:
@@ -248,13 +262,33 @@ class _Network:
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class _State:
+    """A role after so many calls: `clock` of its compute, `until` the end of all it has begun."""
+
+    pipeline: int
+    clock: int
+    until: int
+    busy: int
+    exposed: int
+    span_bubble: int
+    calls: tuple[tuple[int, int], ...]
+
+    def result(self, step: int) -> RoleTime:
+        """Its part of a step that ends here."""
+        idle = step - self.busy - self.exposed
+        return RoleTime(self.pipeline, self.busy, self.exposed, idle, self.span_bubble, self.clock, self.calls)
+
+
 class _Walker:
-    """One role on its way through its order."""
+    """One role on its way through its order. `states`: after the first `mark` calls, and at the end."""
 
     def __init__(
-        self, role: Role, calls: tuple[BlockCall, ...], pieces: dict[str, BlockPieces], network: _Network
+        self, role: Role, calls: tuple[BlockCall, ...], pieces: dict[str, BlockPieces], network: _Network, mark: int
     ) -> None:
         self.role, self.order, self.pieces, self.network = role, calls, pieces, network
+        self.marks = (mark, len(calls))
+        self.states: list[_State] = []
         self.position = self.index = 0
         self.clock = self.busy = self.exposed = self.bubble = self.last = 0
         self.streams: dict[str, int] = {"": 0}
@@ -265,6 +299,7 @@ class _Walker:
         self.started = -1
         self.bubble_first = -1
         self.bubble_last = 0
+        self._note()
 
     @property
     def done(self) -> bool:
@@ -292,6 +327,16 @@ class _Walker:
         if units:
             self.bubble_last = self.bubble
         self.position, self.index, self.started = self.position + 1, 0, -1
+        if self.position in self.marks:
+            self._note()
+
+    def _note(self) -> None:
+        """Keeps the state as often as this position is marked."""
+        until = max(self.clock, self.last, *self.streams.values())
+        span = self.bubble_last - max(self.bubble_first, 0)
+        calls = tuple(self.calls)
+        state = _State(self.role.pipeline, self.clock, until, self.busy, self.exposed, span, calls)
+        self.states += [state] * self.marks.count(self.position)
 
     def _run(self, strand: Strand, arguments: tuple[int, ...]) -> None:
         now, streams = self.clock, self.streams
@@ -356,11 +401,6 @@ class _Walker:
             self.bubble += waited - moving
             self.clock = end
         return True
-
-    def result(self, step: int) -> RoleTime:
-        span = self.bubble_last - max(self.bubble_first, 0)
-        idle = step - self.busy - self.exposed
-        return RoleTime(self.role.pipeline, self.busy, self.exposed, idle, span, self.clock, tuple(self.calls))
 
 
 def _concrete(name: Name, arguments: tuple[int, ...]) -> tuple[str, int]:

@@ -16,6 +16,7 @@ from titan.compiler.passes.blocks import Chunk
 from titan.compiler.plan.instruction import Instruction
 from titan.compiler.plan.program import Block, BlockCall
 from titan.compiler.schedules.order import Element, Order, Pair
+from titan.compiler.schedules.wiring import parts
 
 Message = tuple[str, int, int]  # ("x" or "d", chunk that receives or sends it, micro-batch)
 Channel = tuple[int, int, str]  # sender, receiver, "x" or "d"
@@ -106,7 +107,7 @@ class _Rank:
         return tuple(self.found)
 
     def _post(self, item: Element | Pair) -> None:
-        for element in _parts(item):
+        for element in parts(item):
             expected = _incoming(element, self.order)
             if expected is None:
                 continue
@@ -118,7 +119,7 @@ class _Rank:
             self.posted[channel] = max(first, last)
 
     def _run(self, item: Element | Pair) -> None:
-        for element in _parts(item):
+        for element in parts(item):
             sent = _outgoing(element, self.order)
             if sent is None:
                 continue
@@ -139,7 +140,3 @@ class _Rank:
         kind, chunk, micro_batch = message
         sender = chunk - 1 if kind == "x" else chunk + 1
         return BlockCall(f"sent.{kind}.c{sender}", (micro_batch,))
-
-
-def _parts(item: Element | Pair) -> tuple[Element, ...]:
-    return (item.forward, item.backward) if isinstance(item, Pair) else (item,)

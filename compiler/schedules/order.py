@@ -9,6 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from titan.compiler.schedules.wiring import Wiring
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +51,11 @@ class Order:
         return len(self.placement) // self.copies
 
     @cached_property
-    def contents(self) -> tuple[frozenset[Element], ...]:
-        """The elements of each rank as a set."""
-        return tuple(frozenset(self.elements(rank)) for rank in range(len(self.ranks)))
+    def wiring(self) -> Wiring:
+        """Its elements numbered, with what each waits for."""
+        from titan.compiler.schedules.wiring import Wiring
+
+        return Wiring(self)
 
     def first(self, chunk: int) -> bool:
         """Whether a chunk is fed by data."""

@@ -5,8 +5,7 @@ Used to find how many sends must be outstanding, to cost candidate orders, and t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from titan.compiler.schedules.order import Element, Order, Pair
 
@@ -72,34 +71,13 @@ class Timetable:
 
 def timetable(order: Order, durations: Durations) -> Timetable:
     """Earliest start of every item in the given order per rank. Raises StalledOrder when the order cannot complete."""
-    ranks = len(order.ranks)
-    done: dict[Element, tuple[float, int]] = {}
-    position, clock = [0] * ranks, [0.0] * ranks
-    starts: list[list[float]] = [[] for _ in range(ranks)]
-    ends: list[list[float]] = [[] for _ in range(ranks)]
-    waiting: dict[Element, list[int]] = {}
-    runnable = list(range(ranks))
-    while runnable:
-        rank = runnable.pop()
-        program = order.ranks[rank]
-        while position[rank] < len(program):
-            item = program[position[rank]]
-            ready, missing = _ready(item, rank, order, done, durations.transfer)
-            if missing is not None:
-                waiting.setdefault(missing, []).append(rank)
-                break
-            start = max(clock[rank], ready)
-            clock[rank] = start + durations.of(item)
-            starts[rank].append(start)
-            ends[rank].append(clock[rank])
-            position[rank] += 1
-            for element in _parts(item):
-                done[element] = (clock[rank], rank)
-                runnable += waiting.pop(element, ())
-    stuck = tuple((r, str(order.ranks[r][position[r]])) for r in range(ranks) if position[r] < len(order.ranks[r]))
+    wiring = order.wiring
+    lengths = [durations.of(item) for item in wiring.kinds]
+    starts, ends = wiring.walk(lengths, durations.transfer, [0.0] * len(order.ranks))
+    stuck = tuple((r, str(order.ranks[r][len(done)])) for r, done in enumerate(ends) if len(done) < len(order.ranks[r]))
     if stuck:
         raise StalledOrder(stuck)
-    work = tuple(sum(durations.of(item) for item in program) for program in order.ranks)
+    work = tuple(sum(lengths[item.kind] for item in items) for items in wiring.items)
     return Timetable(tuple(map(tuple, starts)), tuple(map(tuple, ends)), work)
 
 
@@ -108,52 +86,10 @@ def period(order: Order, durations: Durations, once: Timetable) -> float:
     timetable is `once`."""
     if min(starts[0] + once.makespan - ends[-1] for starts, ends in zip(once.starts, once.ends, strict=True)) == 0:
         return once.makespan  # some rank begins first and ends last
-    later = 1 + max(e.micro_batch for e in order.elements(0))
-
-    def moved(item: Element | Pair) -> Element | Pair:
-        if isinstance(item, Pair):
-            return Pair(*(replace(half, micro_batch=half.micro_batch + later) for half in _parts(item)))
-        return replace(item, micro_batch=item.micro_batch + later)
-
-    twice = replace(order, ranks=tuple((*items, *map(moved, items)) for items in order.ranks))
-    return timetable(twice, durations).makespan - once.makespan
-
-
-def _parts(item: Element | Pair) -> tuple[Element, ...]:
-    return (item.forward, item.backward) if isinstance(item, Pair) else (item,)
-
-
-def _ready(
-    item: Element | Pair, rank: int, order: Order, done: dict[Element, tuple[float, int]], transfer: float
-) -> tuple[float, Element | None]:
-    """Time at which an item's inputs are there, or the element that is missing."""
-    ready = 0.0
-    for element in _parts(item):
-        for choices in needs(element, order):
-            found = next((done[c] for c in choices if c in done), None)
-            if found is None:
-                return 0.0, _expected(choices, order)
-            ready = max(ready, found[0] + (transfer if found[1] != rank else 0.0))
-    return ready, None
-
-
-def needs(element: Element, order: Order) -> Sequence[tuple[Element, ...]]:
-    """What must be done before an element: for each need the elements that fulfil it (I or B of the next chunk)."""
-    c, i = element.chunk, element.micro_batch
-    if element.phase == "F":
-        return () if order.first(c) else ((Element("F", c - 1, i),),)
-    if element.phase == "W":
-        return ((Element("I", c, i),),)
-    own = (Element("F", c, i),)
-    return (own,) if order.last(c) else (own, (Element("I", c + 1, i), Element("B", c + 1, i)))
-
-
-def _expected(choices: tuple[Element, ...], order: Order) -> Element:
-    """Of several alternatives the one that the order contains."""
-    if len(choices) == 1:
-        return choices[0]
-    rank = order.placement[choices[0].chunk]
-    return next((c for c in choices if c in order.contents[rank]), choices[0])
+    wiring = order.wiring
+    lengths = [durations.of(item) for item in wiring.kinds]
+    _, ends = wiring.walk(lengths, durations.transfer, [done[-1] for done in once.ends])
+    return max(done[-1] for done in ends) - once.makespan
 
 
 def peak_frames(order: Order) -> tuple[float, ...]:
