@@ -32,8 +32,8 @@ class Strategy:
     gather             with ZeRO-3, parameters are gathered for `each` forward and backward, or `once` a step
     reduce             from ZeRO-2 on, gradients are scattered after `each` micro-batch; with ZeRO-3 they may be kept
                        whole and summed `once` a step
-    prefetch           how many layers ahead of their use parameters are gathered (ZeRO-3), and activations and
-                       optimizer state come from the host
+    prefetch           how many layers ahead of their use parameters are gathered (ZeRO-3, for each forward and
+                       backward), and activations and optimizer state come from the host
     schedule           a name of `compiler/schedules`
     recompute          `none`, `selective` or `full` for every layer, `mixed`: as `tiers` say, or `adaptive`: the plan
                        holds all three, and the run chooses by the memory that it finds

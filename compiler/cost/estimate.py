@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from math import ceil, inf, prod
 
 from titan.compiler.cost.compute import moved_seconds
+from titan.compiler.cost.gathers import gather_seconds
 from titan.compiler.cost.held import Held, frames_held, held_by_rank
 from titan.compiler.cost.layer import Cut, LayerCost, LayerPrices, strided
 from titan.compiler.cost.machine import Machine
@@ -80,9 +81,9 @@ class Estimator(LayerPrices):
         if point <= limit:
             seconds = self._pipeline_part(s, stage, loads, layer, head, s.recompute)
             ends_held = max(map(self._ends, self._held(s)))
-            hidden = stage * layer.backward
-            more = self._step_end(s, self._weights(s, stage * copies, ends_held), hidden)
-            more += self._experts_end(s, stage * copies)
+            passes = (stage * layer.forward, stage * layer.backward)
+            more = self._step_end(s, self._weights(s, stage * copies, ends_held), *passes)
+            more += self._experts_end(s, stage * copies, passes[0])
             more += micro_batches * self._sharded_seconds(s, layer, stage * copies, ends_held)
             more += micro_batches * activation_seconds(self.machine, s, layer, stage)
             seconds += self._crowd(s) * more
@@ -353,9 +354,9 @@ class Estimator(LayerPrices):
         groups = sum(degree > 1 for degree in (s.tensor, s.context, s.data * s.context, s.data * s.context))
         return groups + (s.tensor > 1) + 1 + (4 if s.pipeline > 1 else 0)
 
-    def _step_end(self, s: Strategy, held: float, hidden: float) -> float:
-        """Gradient sum, norm and optimizer, gather of the parameters with ZeRO. The sum runs under the last backward
-        for `hidden` seconds at most, but for its last bucket."""
+    def _step_end(self, s: Strategy, held: float, forward: float, backward: float) -> float:
+        """Gradient sum, norm and optimizer, gather of the parameters with ZeRO. The sum runs under the last backward,
+        but for its last bucket."""
         replicas, shards = s.data * s.context, self._shards(s)
         far = strided(s.tensor, replicas, self.machine.devices_per_node)
         near = strided(s.tensor, min(shards, replicas), self.machine.devices_per_node)
@@ -363,12 +364,12 @@ class Estimator(LayerPrices):
         if "g" not in s.sharded:
             summed = self.collective("reduce_scatter", near, held * self.statistic) if s.zero else 0.0
             summed += self.collective("all_reduce", far, held * self.statistic) if not s.zero else 0.0
-        own, seconds = held / shards, max(summed - hidden, summed / max(self.shape.layers / s.pipeline + 1, 1))
+        buckets = self.shape.layers / s.pipeline + 1
+        own, seconds = held / shards, max(summed - backward, summed / buckets)
         if s.zero and shards < replicas:
             between = strided(s.tensor * shards, replicas // shards, self.machine.devices_per_node)
             seconds += self.collective("all_reduce", between, own * self.statistic)
-        if s.zero and (s.zero < 3 or s.gather == "once"):
-            seconds += self.collective("all_gather", near, held * self.size)
+        seconds += gather_seconds(s, self.collective("all_gather", near, held * self.size), forward, buckets)
         return seconds + self._update(s, own, held)
 
     def _update(self, s: Strategy, own: float, held: float) -> float:
@@ -376,7 +377,7 @@ class Estimator(LayerPrices):
         update = moved_seconds(self.machine, own * (10 * self.statistic + self.size) + held * self.statistic)
         return update + state_seconds(self.machine, s, own * self._state, update)
 
-    def _experts_end(self, s: Strategy, layers: float) -> float:
+    def _experts_end(self, s: Strategy, layers: float, forward: float) -> float:
         """The same of experts: sums over the ranks that hold the same ones, and their update."""
         if not self.shape.expert_parameters:
             return 0.0
@@ -388,7 +389,7 @@ class Estimator(LayerPrices):
         if "g" not in s.sharded:
             opcode = "reduce_scatter" if s.zero else "all_reduce"
             seconds += self.collective(opcode, far, held * self.statistic) / max(self.shape.layers / s.pipeline, 1)
-        if s.zero and (s.zero < 3 or s.gather == "once"):
-            seconds += self.collective("all_gather", far, held * self.size)
+        buckets = self.shape.layers / s.pipeline
+        seconds += gather_seconds(s, self.collective("all_gather", far, held * self.size), forward, buckets)
         own = held / (replicas if s.zero else 1)
         return seconds + self._update(s, own, held)

@@ -2,8 +2,10 @@
 
 Three rewrites of a block before liveness ends its registers:
 - sharded parameters are gathered into a register `prefetch` layers before the layer that reads them, across blocks too
-  (`overlap`), and end with it (each forward and each backward gathers anew), or live from the step's first use to its
-  last (gathered once);
+  (`overlap`), and end with it (each forward and each backward gathers anew), or live until the step's last use
+  (gathered once): then all are issued when the step begins, in the order of their first use, and come under the first
+  micro-batch and while a stage waits for it. They are what the step before has updated, so none can be issued earlier
+  than behind the end of that;
 - sharded gradients begin as a whole bucket of zeros for one micro-batch, whose sum is scattered and added to the shard
   right after the bucket's last contribution, under the backward of the layer before;
 - gradients that are kept whole are summed once a step: issued in the block of the bucket's last contribution (`.last`),
@@ -149,7 +151,7 @@ class Sharding:
                 name = usual[call.block]
             arguments = (*call.arguments, *(under.arguments if under else ()))
             found.append(call if name == call.block else BlockCall(name, arguments))
-        return places.called(found)
+        return (*self._opening(calls), *places.called(found))
 
     def finished(self) -> tuple[Block, ...]:
         """Every block that an order calls, in the order of the drafts."""
@@ -198,6 +200,20 @@ class Sharding:
             ended = liveness(instructions, draft.outlive | rewrite.outlive, dict(draft.by_tier))
             self.blocks[name, marks] = Block(word, (*OWN[:1], *marks.symbols), ended)
         return self.blocks[name, marks]
+
+    def unshard(self, bucket: str, register: str) -> Instruction:
+        group = self.buckets[bucket].shards
+        return Instruction("unshard", (f"{register}?",), (f"p.{bucket}",), (), "", group, GATHER)
+
+    def _opening(self, calls: tuple[BlockCall, ...]) -> tuple[BlockCall, ...]:
+        """Gathers everything that is gathered once, in the order of its first use."""
+        halves = [h for h in dict.fromkeys(h for call in calls for h in call.block.split("+")) if h in self.drafts]
+        used = dict.fromkeys(b for h in halves for run in self.uses(self.drafts[h]) for b in run)
+        if not used or not self.choices.once:
+            return ()
+        name = f"gather.{self.drafts[halves[0]].phase}"
+        self.between[name] = Block(name, (), tuple(self.unshard(bucket, f"w.{bucket}") for bucket in used))
+        return (BlockCall(name),)
 
     def _early(self, draft: Draft, opens: frozenset[str]) -> tuple[Early, ...]:
         """What is issued before a draft that reads the buckets of `opens` first."""
@@ -283,15 +299,15 @@ class _Rewrite:
         register = f"w.{bucket}" if once else self._register("w", bucket, times)
         for index in uses:
             self.renamed.setdefault(index, {})[f"p.{bucket}"] = register
-        if not once or (bucket in self.marks.opens and times == 1):
+        if not once:
             ahead = run - self.sharding.choices.prefetch
-            group = self.sharding.buckets[bucket].shards
-            issue = Instruction("unshard", (f"{register}?",), (f"p.{bucket}",), (), "", group, GATHER)
+            issue = self.sharding.unshard(bucket, register)
             if ahead < 0:
                 self.early.append(Early(-ahead, issue))
             else:
                 place = self.draft.runs[ahead][0] if ahead else 0  # before the wait for what another stage sends
                 self.before.setdefault(place, []).append(issue)
+        if not once or (bucket in self.marks.opens and times == 1):
             self.before.setdefault(uses[0], []).append(Instruction("wait", (register,), (f"{register}?",)))
         if last and bucket in self.marks.closes:
             self.after.setdefault(uses[-1], []).append(Instruction("free", reads=(register,)))

@@ -143,6 +143,8 @@ def _idle(s: Strategy, key: str) -> str:
         return "nothing to shard: data x context = 1"
     if key == "prefetch" and s.offload != "none":
         return ""
+    if key == "prefetch" and s.zero == 3 and s.gather == "once":
+        return "gathered once: from the beginning of the step on"
     if key in LEAST_ZERO and (s.zero < LEAST_ZERO[key] or s.data * s.context == 1):
         return f"zero = {s.zero}: it changes nothing"
     if key in ("schedule", "stages", "late_check") and s.pipeline == 1:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from titan.compiler.cost.simulate import simulate
 from titan.compiler.lower import lower
 from titan.compiler.plan.instruction import Instruction
 from titan.compiler.plan.operators import DTYPE_BYTES
@@ -28,6 +29,16 @@ from tests.runtime.alone import EchoTransport, Sent
 
 torch.set_num_threads(1)
 LAYERS, MICRO_BATCHES = 3, 2
+STAGES = {"one_f_one_b": (2, 1), "dualpipe": (2, 1), "interleaved": (1, 1, 1, 0), "zero_bubble_v": (1, 1, 1, 0)}
+LARGE = """import models.llama
+import clusters.nvidia
+model = llama.llama3_70b
+cluster = nvidia.dgx_h100 with { nodes = 64 }
+train {
+    sequence = 8Ki, global_batch = 128, precision = bf16, data = synthetic(128256)
+    optimizer = adamw { learning_rate = 1e-4 }
+}
+"""
 WAYS: dict[str, dict[str, Any]] = {
     "0": {"zero": 0},
     "1": {"zero": 1},
@@ -198,6 +209,35 @@ def test_a_layer_is_gathered_before_the_compute_of_the_layer_before() -> None:
         waited = next(n for n, i in enumerate(block) if i.writes == (register,))
         between = [i.unit for i in block[issued:waited] if i.unit]
         assert between and all(unit.endswith(other) for unit in between)
+
+
+@pytest.mark.parametrize("schedule", ["one_f_one_b", "interleaved", "zero_bubble_v", "dualpipe"])
+def test_what_is_gathered_once_is_on_its_way_before_anything_is_computed(schedule: str) -> None:
+    """In the order of first use, each waited for where it is used first: the last of them under the first forwards."""
+    plan = plan_of(spec_of("bf16"), 2, pipeline=2, schedule=schedule, stages=STAGES[schedule], **WAYS["3 held"])
+    assert [f for proof in verify(plan).values() for f in proof.findings] == []
+    for role in plan.roles:
+        for order in ("train", "evaluate"):
+            program = [i for *_, i in role.instructions(order)]
+            issues = [n for n, i in enumerate(program) if i.opcode == "unshard"]
+            waits = {i.writes[0]: n for n, i in enumerate(program) if i.opcode == "wait" and i.writes}
+            first = next(n for n, i in enumerate(program) if i.unit)
+            assert len(issues) == sum(role.pipeline in b.homes for b in plan.buckets) and max(issues) < first
+            ends = [waits[program[n].writes[0].rstrip("?")] for n in issues]
+            assert ends == sorted(ends) and ends[-1] > first
+
+
+def test_gathering_at_the_beginning_of_a_step_hides_what_waits_at_its_end() -> None:
+    """Llama 3 70B in 8 stages: what ZeRO-1 waits for behind its updates comes under the first micro-batch. The first
+    stage has the most to gather: ten layers and the embedding, over a link of 400 Gb/s for each rank."""
+    spec = resolve(parse(LARGE, "large.titan"), Path())
+    strategy = Strategy(
+        pipeline=8, data=8, tensor=8, sequence_parallel=True, micro_batches=16, stages=(10,) * 8, zero=1
+    )
+    behind, before = (simulate(lower(spec, strategy.but(**WAYS[way]))) for way in ("1", "3 held"))
+    gather = 2 * (10 * 855.6e6 + 128256 * 8192) / 8 * 7 / 8 / 50e9  # seconds
+    assert 0.8 * gather < behind.seconds - before.seconds < gather
+    assert before.exposed_comm_fraction < behind.exposed_comm_fraction
 
 
 @pytest.mark.parametrize(("zero", "schedule"), [(0, "one_f_one_b"), (1, "zero_bubble_h1"), (1, "one_f_one_b")])
