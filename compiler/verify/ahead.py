@@ -59,9 +59,13 @@ def _program(role: Role, calls: tuple[BlockCall, ...]) -> list[Instruction]:
 def _same_order(tail: list[Instruction], looked: list[Instruction]) -> bool:
     """Whether instructions with a common operand keep their order."""
     place = {i: n for n, i in enumerate(looked)}
-    names = [{o.rstrip("?") for o in (*i.reads, *i.writes, *i.updates)} for i in tail]
-    pairs = ((a, b) for b in range(len(tail)) for a in range(b) if names[a] & names[b])
-    return all(place[tail[a]] < place[tail[b]] for a, b in pairs)
+    last: dict[str, int] = {}  # place of the last one that had an operand
+    for i in tail:
+        for name in {o.rstrip("?") for o in (*i.reads, *i.writes, *i.updates)}:
+            if last.get(name, -1) >= place[i]:
+                return False
+            last[name] = place[i]
+    return True
 
 
 def _bucket(role: Role, bucket: Bucket, order: str, moment: str, reads: tuple[str, ...], kinds: str) -> list[str]:
