@@ -44,6 +44,7 @@ class Estimator(LayerPrices):
         super().__init__(machine, shape)
         self.global_batch = global_batch
         self._each: dict[tuple[int, str, bool, bool, int], float] = {}  # bytes of one parameter's buffers
+        self._kept: dict[tuple[object, ...], tuple[tuple[float, int, float], ...]] = {}
 
     def cut(self, s: Strategy) -> Cut:
         return Cut(
@@ -74,7 +75,7 @@ class Estimator(LayerPrices):
         ends = head.forward + head.backward
         copies, loads = schedule_row(s.schedule).copies, self._rank_layers(s)
         stage = ceil(max(loads)) if loads else self.bottleneck(s.pipeline, one, ends / copies)
-        tensors = self._peak(s, stage, micro_batches, layer, head)
+        tensors = self._peak(s, stage, micro_batches)
         communicators = round(self._communicators(s) * self.machine.figures["communicator_bytes"])
         point = round(tensors * (1 + self.machine.figures["allocator_slack"])) + communicators + self.machine.reserved
         seconds = inf
@@ -206,28 +207,46 @@ class Estimator(LayerPrices):
         cycle = max(mean + links / s.pipeline, mean + (far if slow else near)) if micro_batches >= s.pipeline else 0.0
         return whole + links + (micro_batches - 1) * max(slowest, cycle)
 
-    def _peak(self, s: Strategy, stage: int, micro_batches: int, layer: LayerCost, head: LayerCost) -> int:
+    def _peak(self, s: Strategy, stage: int, micro_batches: int) -> int:
         """Bytes of tensors on the fullest rank: of all ranks when the stages are known, else of the first two and the
         last with stages of equal size."""
-        last, row, held_by = s.pipeline - 1, schedule_row(s.schedule), self._held(s)
-        working = (1.5 if s.recompute == "full" else 0.5) * layer.kept  # a layer's gradients, and what it rebuilds
-        ranks = range(s.pipeline) if s.stages else sorted({0, min(1, last), last})
-        stored, number = layer.stored(s.recompute), s.chunks
         peak = 0.0
-        for rank in ranks:
-            chunks = held_by[rank]
-            ends = self._ends(chunks)
-            layers = sum(s.stages[c] for c in chunks.stages) if s.stages else stage * row.copies
+        for layers, ends, kept in self._activations(s, stage, micro_batches):
             held = self._buffers(s, self._weights(s, layers, ends)) + self._expert_buffers(s, layers)
             held += self._whole(s, layers, ends) if s.zero > 1 else 0.0
-            kept = 0.0
-            for frames, split in frames_held(s.schedule, s.pipeline, rank, micro_batches, number):
-                live = kept_layers(s, frames * layers) * stored + split * layers * layer.split
-                live += split * head.split if chunks.lasts else 0.0
-                made = max(working - (layer.split if split else 0.0), 0.0)  # a part of it becomes a split frame
-                kept = max(kept, live + max(made, head.kept if chunks.lasts else 0.0))
             peak = max(peak, held + max(kept, self._state_nearby(s, layers, ends)))
         return round(peak)
+
+    def _activations(self, s: Strategy, stage: int, micro_batches: int) -> tuple[tuple[float, int, float], ...]:
+        """Of each of those ranks its layers, its matrices of embedding and head, and the bytes of activations at their
+        peak. How state is sharded changes none of it, so that it is remembered."""
+        cut = self.cut(s)
+        key = (
+            cut, s.pipeline, s.schedule, s.chunks, s.stages, stage, micro_batches, s.recompute, s.offload, s.offloaded,
+            s.prefetch,
+        )  # fmt: skip
+        found = self._kept.get(key)
+        if found is None:
+            last = s.pipeline - 1
+            ranks = range(s.pipeline) if s.stages else sorted({0, min(1, last), last})
+            layer, head = self.layer(cut), self.head(cut)
+            found = tuple(self._rank_activations(s, rank, stage, micro_batches, layer, head) for rank in ranks)
+            self._kept[key] = found
+        return found
+
+    def _rank_activations(
+        self, s: Strategy, rank: int, stage: int, micro_batches: int, layer: LayerCost, head: LayerCost
+    ) -> tuple[float, int, float]:
+        row, chunks, stored = schedule_row(s.schedule), self._held(s)[rank], layer.stored(s.recompute)
+        working = (1.5 if s.recompute == "full" else 0.5) * layer.kept  # a layer's gradients, and what it rebuilds
+        layers = sum(s.stages[c] for c in chunks.stages) if s.stages else stage * row.copies
+        kept = 0.0
+        for frames, split in frames_held(s.schedule, s.pipeline, rank, micro_batches, s.chunks):
+            live = kept_layers(s, frames * layers) * stored + split * layers * layer.split
+            live += split * head.split if chunks.lasts else 0.0
+            made = max(working - (layer.split if split else 0.0), 0.0)  # a part of it becomes a split frame
+            kept = max(kept, live + max(made, head.kept if chunks.lasts else 0.0))
+        return layers, self._ends(chunks), kept
 
     def _state_nearby(self, s: Strategy, layers: float, ends: int) -> float:
         """Bytes of optimizer state of the host that are on the device at once."""
