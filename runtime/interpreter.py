@@ -15,7 +15,7 @@ from titan.compiler.plan.program import BEGUN, Plan
 from titan.compiler.plan.segment import TIERS
 from titan.compiler.plan.sizes import Sizes
 from titan.compiler.plan.text import instruction_text
-from titan.runtime.allocator import give_back_freed_memory
+from titan.runtime.allocator import give_back_freed_memory, keeps_freed_memory
 from titan.runtime.data import TokenSource
 from titan.runtime.forecast import Forecast
 from titan.runtime.handlers.binding import Action, Binding
@@ -72,11 +72,12 @@ class Executable:
         policy of a program that leaves recompute tiers to the run, in place of the usual one; `chained`: operators that
         one kernel can do together are done so."""
         self.rank, self.order, self.position = rank, order, 0
-        self._delay, self._ran = delay, False
+        self._delay = delay
         self._state = state
         program = list(plan.role_of(rank).instructions(order))
         instructions = [instruction for *_, instruction in program]
         self.begun = sum(call.block.endswith(BEGUN) for _, _, call, _ in program)  # instructions before a known norm
+        self._settling = _ends_of_calls([call for call, *_ in program])  # of the first run; later there are none
         adaptive = any(i.opcode == "watermark" for i in instructions)
         tiers = TIERS if adaptive else ("",)
         self._binding = Binding(plan, rank, transport, state, source, order, capture, tiers, chained)
@@ -120,7 +121,7 @@ class Executable:
 
     def run(self, step: int) -> Generator[Handle, None, StepReport]:
         """One step. Yields the handle of a wait as long as that is not done; returns the report."""
-        delay = self._delay
+        delay, settling = self._delay, self._settling
         self._binding.begin(step)
         if self.watermark is not None:
             self.watermark.start(step)
@@ -138,12 +139,11 @@ class Executable:
                 if handle is None:
                     break
                 yield handle
-        self.position = len(self._actions)
+            if position in settling and keeps_freed_memory():
+                give_back_freed_memory()
+        self.position, self._settling = len(self._actions), frozenset()
         if self.watermark is not None:
             self.watermark.finish()
-        if not self._ran and self._binding.device.type == "cpu":
-            give_back_freed_memory()
-        self._ran = True
         return self._report(step)
 
     def _relieved(self, error: Exception) -> bool:
@@ -170,6 +170,11 @@ class Executable:
         if self.watermark is not None:
             return self.watermark.forecast.peak()
         return max(self._binding.registers.curve, default=0)
+
+
+def _ends_of_calls(calls: list[int]) -> frozenset[int]:
+    """Positions of the last instruction of each call; `calls` numbers the call of every instruction."""
+    return frozenset(n for n, (call, then) in enumerate(zip(calls, [*calls[1:], -1], strict=True)) if call != then)
 
 
 def usual(executable: Executable, record: Record | None = None, kind: type[Watermark] = Watermark) -> Watermark:

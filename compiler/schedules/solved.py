@@ -8,14 +8,16 @@ a V, dealt in turn, or neighbours (which is one larger chunk, split).
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from random import Random
 
 from titan.compiler.schedules import dualpipe, gpipe, interleaved, one_f_one_b, v_memory, zb_v, zero_bubble
 from titan.compiler.schedules.improve import improve
 from titan.compiler.schedules.listing import Costs, Policy, list_order, sequence_of
-from titan.compiler.schedules.order import Element, Order, Schedule, Times, looped, straight, vee
+from titan.compiler.schedules.order import Element, Order, Pair, Schedule, Times, looped, straight, vee
 from titan.compiler.schedules.timetable import Durations, StalledOrder, timetable
 
 NAMED = (
@@ -71,7 +73,38 @@ def solve(ranks: int, micro_batches: int, costs: Costs, effort: int = EFFORT) ->
         raise ValueError("a limit is below what one micro-batch keeps on its rank")
     starts = [order for *_, order in sorted(found)[:STARTS]]
     improved = [improve(order, costs, effort // len(starts), Random(0), bound) for order in starts]
-    return min(improved, key=lambda order: timetable(order, costs.durations).makespan)
+    return in_turn(min(improved, key=lambda order: timetable(order, costs.durations).makespan))
+
+
+def in_turn(order: Order) -> Order:
+    """The order with the micro-batches of every chunk in turn, in its forwards, its backwards and its weight gradients.
+
+    Local search leaves them in any succession; a link hands messages over as they were sent, and one that is needed
+    late but read first would hold up the others. Nothing comes later: the k-th item of a chunk could not begin before
+    k of the chunk that it waits for were done, and the first k of these are now its own and those before it.
+    """
+    return replace(order, ranks=tuple(_in_turn(items) for items in order.ranks))
+
+
+def _in_turn(items: tuple[Element | Pair, ...]) -> tuple[Element | Pair, ...]:
+    elements = [e for item in items for e in ((item.forward, item.backward) if isinstance(item, Pair) else (item,))]
+    forwards: dict[int, deque[int]] = {}
+    for micro_batch, chunk in sorted((e.micro_batch, e.chunk) for e in elements if e.phase == "F"):
+        forwards.setdefault(chunk, deque()).append(micro_batch)
+    backwards = {chunk: deque(numbers) for chunk, numbers in forwards.items()}
+    split: dict[int, deque[int]] = {chunk: deque() for chunk in forwards}
+
+    def renamed(e: Element) -> Element:
+        source = {"F": forwards, "W": split}.get(e.phase, backwards)
+        found = replace(e, micro_batch=source[e.chunk].popleft())
+        if e.phase == "I":
+            split[e.chunk].append(found.micro_batch)
+        return found
+
+    return tuple(
+        Pair(renamed(item.forward), renamed(item.backward)) if isinstance(item, Pair) else renamed(item)
+        for item in items
+    )
 
 
 def candidates(ranks: int, micro_batches: int, costs: Costs) -> Iterator[Order]:

@@ -9,9 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from titan.compiler.schedules.exact import optimum
+from titan.compiler.schedules.improve import improve
 from titan.compiler.schedules.listing import Costs, Policy, list_order, sequence_of, usage
 from titan.compiler.schedules.order import Element, Order
-from titan.compiler.schedules.solved import NAMED, candidates, lower_bound, named, placements, solve, span_bubble
+from titan.compiler.schedules.solved import (
+    NAMED,
+    candidates,
+    in_turn,
+    lower_bound,
+    named,
+    placements,
+    solve,
+    span_bubble,
+)
 from titan.compiler.schedules.timetable import Durations, StalledOrder, timetable
 
 from tests.conftest import GOLDEN
@@ -54,6 +64,29 @@ def test_never_worse_than_a_named_schedule(
         except StalledOrder:
             continue
         assert time <= other + 1e-9 or not costs.fits(order)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    ranks=st.integers(2, 4), micro_batches=st.integers(2, 7), chunks=st.integers(1, 2), seed=st.integers(0, 99),
+)  # fmt: skip
+def test_micro_batches_in_turn_come_no_later(ranks: int, micro_batches: int, chunks: int, seed: int) -> None:
+    durations = uneven(ranks, chunks, seed)
+    costs = Costs(durations, (1.0,) * (ranks * chunks), (1.5 * ranks * chunks,) * ranks)
+    fitting = [order for order in candidates(ranks, micro_batches, costs) if costs.fits(order)]
+    before = improve(Random(seed).choice(fitting), costs, EFFORT, Random(seed))
+    after = in_turn(before)
+    assert usage(after, costs.frames) == usage(before, costs.frames)
+    for rank, program in enumerate(after.ranks):
+        slots = [(e.phase, e.chunk) for e in after.elements(rank)]
+        assert slots == [(e.phase, e.chunk) for e in before.elements(rank)] and len(program) == len(before.ranks[rank])
+        for kinds in ("F", "BI", "W"):
+            for chunk in {c for _, c in slots}:
+                found = [e.micro_batch for e in after.elements(rank) if e.phase in kinds and e.chunk == chunk]
+                assert found == sorted(set(found))
+    earlier, later = timetable(after, durations), timetable(before, durations)
+    for mine, theirs in zip(earlier.ends, later.ends, strict=True):
+        assert all(a <= b + 1e-9 for a, b in zip(mine, theirs, strict=True))
 
 
 @pytest.mark.parametrize("seed", range(4))
