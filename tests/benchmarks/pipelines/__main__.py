@@ -121,7 +121,7 @@ def rate_limited(rounds: int, micro_batches: int) -> dict[str, Any]:
     """The same over a slow link; skipped, and counted, where it cannot be made."""
     names = "torch GPipe|torch 1F1B|torch Interleaved1F1B|torch InterleavedZeroBubble, 1 stage|torch ZBVZeroBubble"
     names += "|torch DualPipeV|one_f_one_b|zero_bubble_h1|zero_bubble_h2|zero_bubble_v|solved"
-    names += "|solved, one chunk|solved, one chunk, one more"
+    names += "|solved, one chunk|solved, one chunk, one more|solved, one chunk, two more"
     try:
         with slow_link(RATE) as ends:
             arguments = ["--names", names, "--rounds", str(rounds), "--micro-batches", str(micro_batches)]
