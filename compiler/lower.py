@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Collection
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from titan.compiler.graph.build import COMPUTE_DTYPE, build
@@ -17,6 +17,7 @@ from titan.compiler.passes.interleave import interleave
 from titan.compiler.passes.layouts import group_name
 from titan.compiler.passes.offload import offload
 from titan.compiler.passes.registry import run
+from titan.compiler.passes.repeat import Irregular, Shorter, shorter
 from titan.compiler.passes.transfers import transfer_blocks, transfers
 from titan.compiler.passes.update import begin, counted, end, epilogue
 from titan.compiler.passes.window import sends_outstanding
@@ -24,7 +25,7 @@ from titan.compiler.passes.zero import Choices, Draft, Sharding
 from titan.compiler.plan.layout import dual
 from titan.compiler.plan.mesh import Group, Mesh
 from titan.compiler.plan.operators import TensorType, statistics_dtype
-from titan.compiler.plan.program import Block, BlockCall, Bucket, Buffer, Plan, Role
+from titan.compiler.plan.program import Block, BlockCall, Bucket, Buffer, Parameter, Plan, Role
 from titan.compiler.plan.segment import Segment
 from titan.compiler.schedules.order import Order, forward_only
 from titan.compiler.strategy import Strategy
@@ -41,48 +42,50 @@ def lower(spec: Spec, strategy: Strategy, ranks: Collection[int] | None = None) 
     model = spec.model
     mesh = strategy.mesh(model.attention.kv_heads if model.attention else strategy.tensor)
     graph = run(build(spec, strategy, mesh), strategy)
-    order = strategy.order
-    chunks = _chunks(graph, strategy.stages, order)
-    homes = _homes(graph, chunks, order.placement)
-    initializer = (model.initializer, model.init_std)
-    apart = early_parameters(graph) if "g" in strategy.sharded and order.splits else frozenset()
-    found, parameters = buckets(graph, homes, strategy.sharded, initializer, model.vocab, order.mirrored, apart)
-    layers = sum(strategy.stages)
-    writer = BlockWriter(graph, {p.name: p.bucket for p in parameters}, layers, strategy)
-    dtype = COMPUTE_DTYPE[spec.train.precision]
-    window = sends_outstanding(strategy)
-    bodies = transfers(order, window)
-    forwards = transfers(forward_only(order, strategy.micro_batches), window, "E")
-    gathers = Choices(strategy.gather == "once", strategy.prefetch)
-    roles = tuple(
-        _role(
-            rank,
-            order,
-            chunks,
-            writer,
-            found,
-            mesh,
-            statistics_dtype(dtype),
-            bodies[rank],
-            forwards[rank],
-            gathers,
-            strategy,
-        )
-        for rank in range(strategy.pipeline)
-        if ranks is None or rank in ranks
-    )
+    statistic = statistics_dtype(COMPUTE_DTYPE[spec.train.precision])
+    whole = _written(spec, graph, strategy)
+    few = shorter(graph, strategy)
+    source = _written(spec, few.graph, few.strategy) if few else whole
+    numbers = [rank for rank in range(strategy.pipeline) if ranks is None or rank in ranks]
+    try:
+        roles = tuple(_role(rank, whole, source, few, statistic) for rank in numbers)
+    except Irregular:  # every layer is lowered
+        roles = tuple(_role(rank, whole, whole, None, statistic) for rank in numbers)
     segments = tuple(step for part in graph.parts for step in part.steps if isinstance(step, Segment))
     return Plan(
         PLAN_VERSION,
         _settings(spec, strategy),
         mesh,
-        _groups(found, order, mesh),
-        _types(graph, layers, statistics_dtype(dtype)),
-        found,
-        parameters,
+        _groups(whole.buckets, strategy.order, mesh),
+        _types(graph, sum(strategy.stages), statistic),
+        whole.buckets,
+        whole.parameters,
         segments,
         roles,
     )
+
+
+@dataclass(frozen=True)
+class _Written:
+    """What the programs of all ranks share: where layers and parameters are, and who writes their blocks."""
+
+    strategy: Strategy
+    mesh: Mesh
+    chunks: tuple[Chunk, ...]
+    buckets: tuple[Bucket, ...]
+    parameters: tuple[Parameter, ...]
+    writer: BlockWriter
+
+
+def _written(spec: Spec, graph: ModelGraph, strategy: Strategy) -> _Written:
+    model, order = spec.model, strategy.order
+    chunks = _chunks(graph, strategy.stages, order)
+    homes = _homes(graph, chunks, order.placement)
+    initializer = (model.initializer, model.init_std)
+    apart = early_parameters(graph) if "g" in strategy.sharded and order.splits else frozenset()
+    found, parameters = buckets(graph, homes, strategy.sharded, initializer, model.vocab, order.mirrored, apart)
+    writer = BlockWriter(graph, {p.name: p.bucket for p in parameters}, sum(strategy.stages), strategy)
+    return _Written(strategy, graph.mesh, chunks, found, parameters, writer)
 
 
 def with_settings(spec: Spec, plan: Plan, strategy: Strategy) -> Plan:
@@ -117,38 +120,21 @@ def _homes(graph: ModelGraph, chunks: tuple[Chunk, ...], placement: tuple[int, .
     return {name: tuple(sorted(ranks)) for name, ranks in found.items()}
 
 
-def _role(
-    rank: int,
-    order: Order,
-    chunks: tuple[Chunk, ...],
-    writer: BlockWriter,
-    found: tuple[Bucket, ...],
-    mesh: Mesh,
-    statistic: str,
-    body: tuple[BlockCall, ...],
-    forwards: tuple[BlockCall, ...],
-    gathers: Choices,
-    strategy: Strategy,
-) -> Role:
-    held = tuple(c for c in chunks if order.placement[c.number] == rank)
-    mine = tuple(b for b in found if rank in b.homes)
+Calls = tuple[BlockCall, ...]
+
+
+def _role(rank: int, whole: _Written, source: _Written, few: Shorter | None, statistic: str) -> Role:
+    """`source`: where the blocks of micro-batches are written, which may be a model with fewer alike layers."""
+    strategy, order, mesh = whole.strategy, whole.strategy.order, whole.mesh
+    held = tuple(c for c in whole.chunks if order.placement[c.number] == rank)
+    mine = tuple(b for b in whole.buckets if rank in b.homes)
     data_group = group_name(mesh, tuple(f for f in ("data", "context") if mesh.size(f) > 1))
     holds_loss = any(order.last(c.number) for c in held)
+    computing, body, forwards = _computing(rank, source)
     blocks: list[Block] = [begin(data_group), counted()] if holds_loss else []
-    drafts: list[Draft] = []
-    for chunk in held:
-        phases = frozenset(e.phase for e in order.elements(rank) if e.chunk == chunk.number)
-        blocks += transfer_blocks(chunk, training=True)
-        drafts += [*writer.training(chunk, phases), writer.evaluate(chunk)]
-    away = offload(drafts, held, strategy)
-    blocks += away.blocks
-    body = away.order(body)
-    sharding = Sharding(away.drafts, mine, gathers)
-    body, forwards = sharding.order(body), sharding.order(forwards)
-    blocks += sharding.finished()
-    blocks += _pairs(blocks, body)
+    blocks += map(few.longer, computing) if few else computing
     closing, calls = epilogue(mine, mesh, strategy.state_on_host, strategy.prefetch)
-    ends = tuple(order.placement[c.number] for c in chunks if order.last(c.number))
+    ends = tuple(order.placement[c.number] for c in whole.chunks if order.last(c.number))
     last = end(data_group, ends, mesh.size("pipeline"), rank)
     opening, closed = ((BlockCall("begin"),), (BlockCall("counted"),)) if holds_loss else ((), ())
     train = (*opening, *body, *closed, *calls, BlockCall("end"))
@@ -165,6 +151,29 @@ def _role(
         degrees = {b.name: shard_degree(b, mesh) for b in mine}
         buffers = (*buffers, *(kept(bucket, statistic, degrees[bucket.name]) for bucket in mine))
     return Role(rank, layers, buffers, tuple(blocks), orders)
+
+
+def _computing(rank: int, written: _Written) -> tuple[list[Block], Calls, Calls]:
+    """A rank's blocks of micro-batches, and their calls in a training step and in an evaluation."""
+    strategy, order = written.strategy, written.strategy.order
+    held = tuple(c for c in written.chunks if order.placement[c.number] == rank)
+    mine = tuple(b for b in written.buckets if rank in b.homes)
+    window = sends_outstanding(strategy)
+    body = transfers(order, window)[rank]
+    forwards = transfers(forward_only(order, strategy.micro_batches), window, "E")[rank]
+    blocks: list[Block] = []
+    drafts: list[Draft] = []
+    for chunk in held:
+        phases = frozenset(e.phase for e in order.elements(rank) if e.chunk == chunk.number)
+        blocks += transfer_blocks(chunk, training=True)
+        drafts += [*written.writer.training(chunk, phases), written.writer.evaluate(chunk)]
+    away = offload(drafts, held, strategy)
+    blocks += away.blocks
+    body = away.order(body)
+    sharding = Sharding(away.drafts, mine, Choices(strategy.gather == "once", strategy.prefetch))
+    body, forwards = sharding.order(body), sharding.order(forwards)
+    blocks += sharding.finished()
+    return [*blocks, *_pairs(blocks, body)], body, forwards
 
 
 def _pairs(blocks: list[Block], body: tuple[BlockCall, ...]) -> list[Block]:

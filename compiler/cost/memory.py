@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from titan.compiler.cost.machine import Machine, read_machine
 from titan.compiler.plan.host import host_memory
+from titan.compiler.plan.listing import distinct
 from titan.compiler.plan.program import Plan, Role
 from titan.compiler.plan.sizes import Sizes, memory_by_component
 
@@ -101,7 +102,7 @@ def communicator_count(plan: Plan, role: Role) -> int:
     found = {
         (i.group, i.stream, i.attribute("peer", 0))
         for block in role.blocks
-        for i in block.instructions
+        for i in distinct(block.instructions)
         if i.stream and i.row.asynchronous
     }
     return sum(plan.group_size(group) > 1 for group, _, _ in found)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from titan.compiler.cost.shape import latent_products
+from titan.compiler.plan.listing import weighted
 from titan.compiler.plan.program import Plan
 from titan.compiler.plan.sizes import Sizes
 
@@ -160,5 +161,7 @@ def executed_flops(plan: Plan, order: str = "train") -> float:
         calls = Counter(call.block for call in role.order(order))
         for block in role.blocks:
             if calls[block.name]:
-                total += calls[block.name] * sum(sizes.flops(i) for i in block.instructions if sizes.runs(i))
+                total += calls[block.name] * sum(
+                    times * sizes.flops(i) for i, times in weighted(block.instructions) if sizes.runs(i)
+                )
     return total * (plan.mesh.world_size // len(plan.roles))

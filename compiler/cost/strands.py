@@ -11,9 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from titan.compiler.plan.instruction import Instruction, base_name
+from titan.compiler.plan.listing import Renaming, Stretch, copies, distinct, stretches, went_on
 from titan.compiler.plan.program import Block, Role
 
 COMPUTE, MOVE, WAIT = "compute", "move", "wait"  # kinds of work that loads a core
+Step = tuple[int, int, int, int]
 Name = tuple[str, int]  # base register and index of the block's micro-batch parameter, -1 without
 
 
@@ -23,7 +25,7 @@ class Strand:
     stream, slot) issue of a copy to or from the host. Slots from 0 on are the imports, issued outside; negative ones
     are issued here; `exports` are those still pending at the end."""
 
-    steps: tuple[tuple[int, int, int, int], ...]
+    steps: tuple[Step, ...]
     streams: tuple[str, ...]
     imports: tuple[Name, ...]
     exports: tuple[tuple[int, Name], ...]
@@ -111,8 +113,15 @@ class Cutter:
 
     def cut(self, role: Role) -> dict[str, BlockPieces]:
         """Every block of a role in pieces."""
-        instructions = [i for block in role.blocks for i in block.instructions]
-        external = {base_name(name) for i in instructions if self._external(i) for name in i.writes}
+        parts = [stretch for block in role.blocks for stretch in stretches(block.instructions)]
+        external = {
+            copy
+            for part in parts
+            for i in part.instructions
+            if self._external(i)
+            for name in i.writes
+            for copy in copies(base_name(name), part.step, part.times)
+        }
         return {block.name: self._cut(role, block, external) for block in role.blocks}
 
     def _external(self, i: Instruction) -> bool:
@@ -122,15 +131,44 @@ class Cutter:
     def _cut(self, role: Role, block: Block, external: set[str]) -> BlockPieces:
         pieces: list[Strand | Event] = []
         piece = _Builder()
-        for i in block.instructions:
-            event = self._event(role, block, i, external)
-            if event is None:
-                piece.add(block, i, self.price(role, i))
-                continue
-            pieces += [*self._whole(piece), event]
-            piece = _Builder()
-        units = any(i.row.unit for i in block.instructions)
+        for stretch in stretches(block.instructions):
+            done = 0
+            if stretch.times > 3 and not any(self._event(role, block, i, external) for i in stretch.instructions):
+                done = self._repeat(piece, role, block, stretch)
+            for number in range(done, stretch.times):
+                for i in stretch.copy(number):
+                    event = self._event(role, block, i, external)
+                    if event is None:
+                        piece.add(block, i, self.price(role, i))
+                        continue
+                    pieces += [*self._whole(piece), event]
+                    piece = _Builder()
+        units = any(i.row.unit for i in distinct(block.instructions))
         return BlockPieces((*pieces, *self._whole(piece)), units)
+
+    def _repeat(self, piece: _Builder, role: Role, block: Block, stretch: Stretch) -> int:
+        """Adds copies of a stretch without events: three, and when the third adds what the second has added, the rest
+        as well. How many it has added."""
+        marks, pending, imports = [], dict(piece.pending), len(piece.imports)
+        for number in range(3):
+            if number == 1:
+                imports = len(piece.imports)
+            pending, issued = dict(piece.pending), piece.issued
+            for i in stretch.copy(number):
+                piece.add(block, i, self.price(role, i))
+            marks.append(len(piece.steps) - 1)  # the last step may grow by the next
+        more = piece.issued - issued
+        one, other = piece.steps[marks[0] : marks[1]], piece.steps[marks[1] : marks[2]]
+        if not one or len(piece.imports) > imports or _later(one, more) != other:
+            return 3
+        rest, last = stretch.times - 3, piece.steps[marks[2] :]
+        del piece.steps[marks[2] :]
+        for number in range(1, rest + 1):
+            piece.steps += _later(other, number * more)
+        piece.steps += _later(last, rest * more)
+        piece.issued += rest * more
+        went_on(piece.pending, pending, stretch, rest, _renamed, lambda slot, number: slot - number * more)
+        return stretch.times
 
     def _whole(self, piece: _Builder) -> tuple[Strand, ...]:
         if not piece.steps:
@@ -150,6 +188,15 @@ class Cutter:
         return Event("meet", name, cost, i.group, i.stream)
 
 
+def _later(steps: list[Step], issued: int) -> list[Step]:
+    """The same steps after so many more issues."""
+    return [step if not step[3] else (*step[:3], step[3] - issued) for step in steps]
+
+
+def _renamed(renaming: Renaming, name: Name) -> Name:
+    return renaming.name(name[0]), name[1]
+
+
 def _name(block: Block, register: str) -> Name:
     base, _, parameter = register.rstrip("?").partition(":")
     return base, block.parameters.index(parameter) if parameter else -1
@@ -159,7 +206,7 @@ class _Builder:
     """Collects the instructions of one strand."""
 
     def __init__(self) -> None:
-        self.steps: list[tuple[int, int, int, int]] = []
+        self.steps: list[Step] = []
         self.streams: dict[str, int] = {}
         self.pending: dict[Name, int] = {}  # issued here, not yet waited for
         self.imports: dict[Name, int] = {}

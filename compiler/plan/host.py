@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from titan.compiler.plan.listing import stretches, weighted
 from titan.compiler.plan.program import Block, Role
 from titan.compiler.plan.sizes import Sizes
 
@@ -27,12 +28,17 @@ def _highest(role: Role, order: str, sizes: Sizes) -> int:
 def _block(block: Block, sizes: Sizes) -> tuple[int, int]:
     """(net change, height above the beginning) in bytes."""
     live = most = 0
-    for instruction in block.instructions:
-        if instruction.opcode == "free":
-            live -= sum(map(sizes.host, instruction.reads))
-        elif instruction.opcode == "offload":
-            live += sum(map(sizes.host, instruction.writes))
-            most = max(most, live)
+    for stretch in stretches(block.instructions):
+        begin, highest = live, -1
+        for instruction in stretch.instructions:
+            if instruction.opcode == "free":
+                live -= sum(map(sizes.host, instruction.reads))
+            elif instruction.opcode == "offload":
+                live += sum(map(sizes.host, instruction.writes))
+                highest = max(highest, live)
+        further = (live - begin) * (stretch.times - 1)
+        most = max(most, highest, highest + further if highest >= 0 else 0)
+        live += further
     return live, most
 
 
@@ -41,7 +47,8 @@ def host_traffic(role: Role, sizes: Sizes, order: str = "train") -> tuple[int, i
     moved = {"offload": 0, "prefetch": 0}
     table = {
         block.name: {
-            opcode: sum(sizes.traffic(i).payload for i in block.instructions if i.opcode == opcode) for opcode in moved
+            opcode: sum(n * sizes.traffic(i).payload for i, n in weighted(block.instructions) if i.opcode == opcode)
+            for opcode in moved
         }
         for block in role.blocks
     }

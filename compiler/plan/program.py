@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from titan.compiler.plan.instruction import Instruction, base_name, unroll
+from titan.compiler.plan.listing import distinct
 from titan.compiler.plan.mesh import Group, Mesh
 from titan.compiler.plan.operators import DTYPE_BYTES, TensorType
 from titan.compiler.plan.segment import Segment
@@ -84,11 +85,12 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Block:
-    """The instruction list of one order element, with micro-batches as parameters (`i`, and `j` of a pair)."""
+    """The instruction list of one order element, with micro-batches as parameters (`i`, and `j` of a pair). What equal
+    layers repeat may be written once (`compiler/plan/listing.py`)."""
 
     name: str
     parameters: tuple[str, ...]
-    instructions: tuple[Instruction, ...]
+    instructions: Sequence[Instruction]
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +250,8 @@ class Plan:
     @cached_property
     def adaptive(self) -> bool:
         """Whether recompute tiers are left to the run."""
-        return any(i.opcode == "watermark" for role in self.roles for block in role.blocks for i in block.instructions)
+        blocks = (block for role in self.roles for block in role.blocks)
+        return any(i.opcode == "watermark" for block in blocks for i in distinct(block.instructions))
 
     @cached_property
     def plan_only(self) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import MutableMapping
 from dataclasses import dataclass
 
+from titan.compiler.plan.listing import distinct
 from titan.compiler.plan.program import Plan
 
 VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
@@ -34,9 +35,9 @@ def queues(plan: Plan) -> Queues:
     """One where tensor ranks alone communicate beside compute, else one for each stream, 8 at least."""
     ahead: dict[tuple[str, str], str] = {}
     near = False
-    computing = (b for role in plan.roles for b in role.blocks if any(i.unit for i in b.instructions))
+    computing = (b for role in plan.roles for b in role.blocks if any(i.unit for i in distinct(b.instructions)))
     for block in computing:
-        for instruction in (i for i in block.instructions if i.row.asynchronous):
+        for instruction in (i for i in distinct(block.instructions) if i.row.asynchronous):
             if plan.group_size(instruction.group) > 1 and instruction.group.startswith("tensor"):
                 near = True
             elif instruction.row.kind == "host" or plan.group_size(instruction.group) > 1:

@@ -14,6 +14,7 @@ from functools import cached_property
 
 from titan.compiler.plan.inside import Inside
 from titan.compiler.plan.instruction import HOST, Instruction, base_name, original, type_name
+from titan.compiler.plan.listing import copies, distinct, stretches
 from titan.compiler.plan.operators import DTYPE_BYTES, Flops, statistics_dtype
 from titan.compiler.plan.program import Plan, Role
 from titan.compiler.plan.segment import parse_unit
@@ -156,7 +157,7 @@ class Sizes:
 
     def tables(self, role: Role) -> int:
         """Bytes of the cosines and sines that rotary positions keep: of forward and of backward."""
-        names = {parse_unit(i.unit)[0] for block in role.blocks for i in block.instructions if i.unit}
+        names = {parse_unit(i.unit)[0] for block in role.blocks for i in distinct(block.instructions) if i.unit}
         found = {
             (kind.shape[1], int(attributes["head_dim"]), statistics_dtype(kind.dtype), call.attributes)
             for name in names
@@ -195,9 +196,15 @@ class Sizes:
     def issued(self, role: Role) -> dict[str, Staging]:
         """The same for all that a role's blocks issue, by the base name of the pending register."""
         if role.pipeline not in self._issued:
-            issues = [i for block in role.blocks for i in block.instructions if i.row.asynchronous]
-            issues.sort(key=lambda i: i.row.kind == "transfer")  # of one name those are waited for in other blocks
-            self._issued[role.pipeline] = {base_name(i.writes[0]): self.staged(i) for i in issues}
+            found: dict[str, Staging] = {}
+            transfers: dict[str, Staging] = {}  # of one name those are waited for in other blocks
+            for stretch in (s for block in role.blocks for s in stretches(block.instructions)):
+                for issue in (i for i in stretch.instructions if i.row.asynchronous):
+                    staged = self.staged(issue)
+                    times = stretch.times if staged != NOTHING else 1
+                    for name in copies(base_name(issue.writes[0]), stretch.step, times):
+                        (transfers if issue.row.kind == "transfer" else found)[name] = staged
+            self._issued[role.pipeline] = found | transfers
         return self._issued[role.pipeline]
 
     def _staging(self, issue: Instruction) -> Staging:

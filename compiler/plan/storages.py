@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from titan.compiler.plan.instruction import base_name
+from titan.compiler.plan.listing import Renaming, Stretch, stretches, went_on
 from titan.compiler.plan.segment import Segment, parse_unit
 from titan.compiler.plan.staging import NOTHING, Staging
 
@@ -159,11 +161,15 @@ class Moment(NamedTuple):
 
 
 def moments(
-    instructions: Iterable[Instruction], sizes: Sizes, role: Role | None = None, walk: Walk | None = None
+    instructions: Iterable[Instruction],
+    sizes: Sizes,
+    role: Role | None = None,
+    walk: Walk | None = None,
+    pending: _Pending | None = None,
 ) -> Iterator[Moment]:
     """The walk over instructions, relative to its beginning, but for those that only end lives. `role`: where what is
-    waited for here may have been issued; `walk` is left as it is at the end."""
-    walk, pending = walk or Walk(sizes), _Pending(sizes, role)
+    waited for here may have been issued; `walk` and `pending` are left as they are at the end."""
+    walk, pending = walk or Walk(sizes), pending or _Pending(sizes, role)
     for place, instruction in enumerate(instructions):
         if not sizes.runs(instruction):
             continue
@@ -190,8 +196,51 @@ def moments(
 
 def block_profile(block: Block, sizes: Sizes, role: Role | None = None) -> Profile:
     """Registers count from the instruction that issues their write (a receive too) to the end of their `free`."""
-    walk, top, most = Walk(sizes), Moment(0, 0, 0), -1
-    for moment in moments(block.instructions, sizes, role, walk):
-        if moment.live + moment.workspace > most:
-            top, most = moment, moment.live + moment.workspace
-    return Profile(walk.change, top.live, top.workspace, top.place)
+    profiler = _Profiler(sizes, role)
+    for stretch in stretches(block.instructions):
+        profiler.add(stretch)
+    return Profile(profiler.walk.change, profiler.top.live, profiler.top.workspace, profiler.top.place)
+
+
+class _Profiler:
+    """The walk over a block, stretch by stretch. Of one that is repeated copies are walked until one does what the one
+    before has done; the rest do that too."""
+
+    def __init__(self, sizes: Sizes, role: Role | None) -> None:
+        self.sizes, self.walk, self.pending = sizes, Walk(sizes), _Pending(sizes, role)
+        self.top, self.most, self.place = Moment(0, 0, 0), -1, 0
+
+    def add(self, stretch: Stretch) -> None:
+        if stretch.times == 1:
+            self._see(self._copy(stretch.instructions))
+            return
+        walk, done = self.walk, (0, 0, Moment(-1, 0, 0))
+        for number in range(stretch.times):
+            live, change, contents, under_way = (
+                walk.live, walk.change, dict(walk.contents), dict(self.pending.under_way),
+            )  # fmt: skip
+            top, place = self._copy(stretch.copy(number)), self.place
+            self._see(top)
+            before, done = done, (walk.live - live, walk.change - change, top._replace(live=top.live - live, place=0))
+            if done == before:
+                rest = stretch.times - number - 1
+                self.place += rest * len(stretch.instructions)
+                walk.live, walk.change = walk.live + rest * done[0], walk.change + rest * done[1]
+                went_on(walk.contents, contents, stretch, rest, Renaming.name)
+                went_on(self.pending.under_way, under_way, stretch, rest, Renaming.name)
+                self._see(top._replace(live=top.live + rest * done[0], place=top.place + self.place - place))
+                return
+
+    def _copy(self, instructions: tuple[Instruction, ...]) -> Moment:
+        """Walks on; the highest moment on the way."""
+        top, most = Moment(0, 0, 0), -inf
+        for moment in moments(instructions, self.sizes, walk=self.walk, pending=self.pending):
+            if moment.live + moment.workspace > most:
+                top, most = moment, moment.live + moment.workspace
+        found = top._replace(place=top.place + self.place)
+        self.place += len(instructions)
+        return found if most > -inf else Moment(found.place, self.walk.live, 0)
+
+    def _see(self, moment: Moment) -> None:
+        if moment.live + moment.workspace > self.most:
+            self.top, self.most = moment, moment.live + moment.workspace

@@ -7,7 +7,7 @@ reads plans (proofs, prices, memory) reads that.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from titan.compiler.plan.instruction import Instruction
@@ -31,7 +31,7 @@ def _role(role: Role, tier: Callable[[int], str]) -> Role:
     return replace(role, blocks=blocks)
 
 
-def _chosen(instructions: tuple[Instruction, ...], tier: Callable[[int], str]) -> tuple[Instruction, ...]:
+def _chosen(instructions: Iterable[Instruction], tier: Callable[[int], str]) -> tuple[Instruction, ...]:
     return tuple(i.always() for i in instructions if not i.when or tier(layer_of(i.frame)) in i.when)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from titan.compiler.plan.listing import weighted
 from titan.compiler.plan.program import Parameter, Plan, Role
 from titan.compiler.plan.sizes import Sizes, memory_by_component
 
@@ -127,10 +128,10 @@ def _totals(role: Role, sizes: Sizes) -> dict[str, int]:
     found: Counter[str] = Counter()
     for block in role.blocks:
         times = calls[block.name]
-        for instruction in block.instructions if times else ():
-            found[f"{instruction.opcode} count"] += times
+        for instruction, copies in weighted(block.instructions) if times else ():
+            found[f"{instruction.opcode} count"] += times * copies
             wire = sizes.traffic(instruction).wire
             if wire:
-                found[f"bytes sent over {instruction.group}"] += times * wire
+                found[f"bytes sent over {instruction.group}"] += times * copies * wire
     memory = memory_by_component(sizes.plan, role, sizes)
     return {**dict(sorted(found.items())), **{f"{name} bytes": size for name, size in memory.items()}}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from titan.compiler.cost.machine import read_machine
 from titan.compiler.cost.prices import Prices
+from titan.compiler.plan.listing import weighted
 from titan.compiler.plan.sizes import Sizes
 
 if TYPE_CHECKING:
@@ -24,9 +25,9 @@ def traffic(plan: Plan) -> Counter[tuple[str, str]]:
         calls = Counter(call.block for call in role.order("train"))
         total: Counter[tuple[str, str]] = Counter()
         for block in role.blocks:
-            for i in block.instructions if calls[block.name] else ():
+            for i, times in weighted(block.instructions) if calls[block.name] else ():
                 if i.row.asynchronous and sizes.runs(i):
-                    total[i.opcode, i.group] += calls[block.name] * prices.price(role, i)
+                    total[i.opcode, i.group] += calls[block.name] * times * prices.price(role, i)
         found.append(total)
     return max(found, key=lambda total: total.total())
 

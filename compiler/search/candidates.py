@@ -51,6 +51,17 @@ class Candidate:
         return 2 * s.pipeline * s.micro_batches * s.chunks + 20 * self.estimate.stage * s.pipeline
 
     @property
+    def written(self) -> int:
+        """Instructions that are written one by one: every hop of a ring is as long as a layer without one, and of the
+        layers of a chunk some stand for all that are alike."""
+        from titan.compiler.passes.repeat import written
+
+        s, layers = self.strategy, -(-self.estimate.stage // self.strategy.chunks)
+        hops = s.context // s.context_heads if s.context_form == "ring" else 1
+        layers = min(layers, written(s) or layers)
+        return 20 * s.pipeline * s.chunks * layers * hops
+
+    @property
     def key(self) -> tuple[float, int, int, int, int, int, int, bool, str, int, str]:
         """Order of preference; equal times are told apart by memory, then by the choices themselves."""
         s, e = self.strategy, self.estimate

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 FINALISTS = 4  # plans that are compiled and simulated
 SMALL = 1_000  # block calls up to which there may be more of them
 WORK = 4_000  # block calls that they may have together, beyond the first two; a larger plan stands alone
+WRITTEN = 50_000  # instructions up to which compiling a plan to see whether it is faster costs little
 LARGE = 12_000  # block calls above which a plan must be faster by MARGIN
 SECOND = 4_000  # strategies up to which pricing the other kind too costs little
 MENDED = 4  # plans that hold more than the closed forms say, and get a tier of recompute for each layer instead
@@ -202,7 +203,8 @@ def _rivals(spec: Spec, estimator: Estimator, priced: int, finalists: list[Final
     fitting = price(other, estimator, space, closed).fitting if space.families else []
     best = min(f.timeline.seconds for f in finalists)
     ranked = with_schedules(spec, estimator, _one_per_mesh(affordable(fitting, LARGE, MARGIN)[0]), closed)
-    return [c for c in _one_per_mesh(ranked) if c.estimate.seconds < best and c.work <= WORK][:FINALISTS]
+    small = [c for c in ranked if c.work <= WORK and c.written <= WRITTEN]
+    return [c for c in _one_per_mesh(small) if c.estimate.seconds < best][:FINALISTS]
 
 
 def _one_per_mesh(candidates: list[Candidate]) -> list[Candidate]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from titan.compiler.cost.memory import MemoryLedger
 from titan.compiler.cost.prices import Prices
 from titan.compiler.cost.simulate import simulate
+from titan.compiler.plan.listing import weighted
 from titan.compiler.plan.segment import TIERS
 from titan.compiler.plan.sizes import Sizes
 from titan.compiler.search.measured import Measured, measured
@@ -194,9 +195,11 @@ def _of_role(role: Role, prices: Prices, sizes: Sizes) -> float:
     for block in role.blocks:
         phase, _, rest = block.name.partition(".")
         if phase in ("B", "I") and "+" not in block.name:
-            again = (i for i in block.instructions if sizes.runs(i) and any(w.startswith("r.") for w in i.writes))
+            listed = ((i, n) for i, n in weighted(block.instructions) if sizes.runs(i))
             found[rest.partition(".")[0]] = sum(
-                prices.price(role, i) for i in again if i.opcode == "recompute" or i.row.kind == "collective"
+                n * prices.price(role, i)
+                for i, n in listed
+                if (i.opcode == "recompute" or i.row.kind == "collective") and any(w[:2] == "r." for w in i.writes)
             )
     return sum(found.values()) * 1e-9
 

@@ -15,6 +15,7 @@ from titan.compiler.plan.segment import TIERS
 from titan.compiler.plan.tiers import at_start, at_tiers
 from titan.compiler.verify.data import data
 from titan.compiler.verify.declarations import declarations
+from titan.compiler.verify.fewer import fewer
 from titan.compiler.verify.findings import MOST, Finding, Proof
 from titan.compiler.verify.gradients import gradients
 from titan.compiler.verify.layout import layout
@@ -44,14 +45,25 @@ APART = ("matching", "gradients", "data", "memory")  # about half of the work
 
 
 def verify(plan: Plan) -> dict[str, Proof]:
-    """Every proof by name. A proof that cannot be carried out on a broken plan fails with a finding that says so."""
+    """Every proof by name. A proof that cannot be carried out on a broken plan fails with a finding that says so. Where
+    layers are alike those that stand for all of them are proven; memory is that of the whole plan."""
+    names = tuple(name for name, _ in PROOFS)
+    less = fewer(plan)
+    if less is not None:
+        found = _all(less, tuple(name for name in names if name != "memory")) | _prove(plan, ("memory",))
+        if all(proof.ok for proof in found.values()):
+            return {name: found[name] for name in names}
+    return _all(plan, names)
+
+
+def _all(plan: Plan, names: Sequence[str]) -> dict[str, Proof]:
     first = _prove(plan, ("declarations",))
-    rest = tuple(name for name, _ in PROOFS[1:])
+    rest = tuple(name for name in names if name != "declarations")
     if not first["declarations"].ok:
         why = Finding("T700", "not tried: the plan names things that are not declared")
         return first | {name: Proof(False, 0.0, (why,)) for name in rest}
     found = first | (_in_two_processes(plan, rest) if _shareable(plan) else _prove(plan, rest))
-    return {name: found[name] for name, _ in PROOFS}
+    return {name: found[name] for name in names}
 
 
 def _prove(plan: Plan, names: Sequence[str]) -> dict[str, Proof]:

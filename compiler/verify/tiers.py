@@ -62,7 +62,7 @@ def _alive(plan: Plan) -> list[Finding]:
     return [replace(f, code="T780", index=-1) for f in registers(replace(plan, roles=roles))]
 
 
-def _skeleton(instructions: tuple[Instruction, ...]) -> Iterator[Instruction]:
+def _skeleton(instructions: Iterable[Instruction]) -> Iterator[Instruction]:
     for instruction in instructions:
         if instruction.when:
             yield Instruction("report", reads=(instruction.frame,))

@@ -1,0 +1,156 @@
+"""Lists of instructions in which stretches are repeated for layer after layer.
+
+Layers of a kind have equal instructions but for the layer in the names of registers, buffers and units. So a list may
+be kept as stretches: some instructions once, others once for many layers. Who reads it as a sequence sees every
+instruction; who can do with one of each kind (sums, sizes, clocks, proofs) reads the stretches.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from typing import TYPE_CHECKING, TypeVar, overload
+
+if TYPE_CHECKING:
+    from titan.compiler.plan.instruction import Instruction
+
+K = TypeVar("K")
+V = TypeVar("V")
+_LAYER = re.compile(r"\.l(\d+)(?![^.:?])")  # `.l5` that is all of a name's part: `x.l5:i?`, `w.l5.experts`
+
+
+def layers_of(name: str) -> list[int]:
+    """Layers in a name: `x.l5:i` -> [5]."""
+    return [int(found) for found in _LAYER.findall(name)] if ".l" in name else []
+
+
+def names_of(instruction: Instruction) -> tuple[str, ...]:
+    """All names of an instruction that may hold a layer."""
+    frame = (instruction.frame,) if instruction.when else ()
+    return (*instruction.writes, *instruction.reads, *instruction.updates, instruction.unit, *frame)
+
+
+class Renaming:
+    """Gives names and instructions other layers; names that were seen are remembered."""
+
+    def __init__(self, layer: Callable[[int], int]) -> None:
+        self.layer = layer
+        self._names: dict[str, str] = {}
+
+    @classmethod
+    def by(cls, layers: int) -> Renaming:
+        """Moves by a number of layers."""
+        return cls(lambda layer: layer + layers)
+
+    def name(self, name: str) -> str:
+        found = self._names.get(name)
+        if found is None:
+            new = self.layer
+            found = _LAYER.sub(lambda m: f".l{new(int(m[1]))}", name) if ".l" in name else name
+            self._names[name] = found
+        return found
+
+    def instruction(self, i: Instruction) -> Instruction:
+        name, attributes = self.name, i.attributes
+        if i.when:
+            attributes = tuple((k, name(str(v)) if k == "frame" else v) for k, v in attributes)
+        writes, reads = tuple(map(name, i.writes)), tuple(map(name, i.reads))
+        return type(i)(
+            i.opcode, writes, reads, tuple(map(name, i.updates)), name(i.unit), i.group, i.stream, attributes
+        )
+
+
+def copies(name: str, step: int, times: int) -> list[str]:
+    """A name in every copy of a stretch."""
+    return [name, *(Renaming.by(step * number).name(name) for number in range(1, times))]
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """`instructions` that stand `times` times in a row, each time `step` layers on."""
+
+    instructions: tuple[Instruction, ...]
+    times: int = 1
+    step: int = 0
+
+    def __len__(self) -> int:
+        return self.times * len(self.instructions)
+
+    def copy(self, number: int) -> tuple[Instruction, ...]:
+        """What stands there the given time, counted from 0."""
+        return (
+            tuple(map(Renaming.by(self.step * number).instruction, self.instructions)) if number else self.instructions
+        )
+
+
+class Listing(Sequence["Instruction"]):
+    """A sequence of instructions, written as stretches; equal to every sequence of the same instructions."""
+
+    def __init__(self, stretches: tuple[Stretch, ...]) -> None:
+        self.stretches = stretches
+
+    @cached_property
+    def whole(self) -> tuple[Instruction, ...]:
+        """Every instruction."""
+        return tuple(chain.from_iterable(s.copy(n) for s in self.stretches for n in range(s.times)))
+
+    def __len__(self) -> int:
+        return sum(map(len, self.stretches))
+
+    def __iter__(self) -> Iterator[Instruction]:
+        return iter(self.whole)
+
+    @overload
+    def __getitem__(self, index: int) -> Instruction: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Instruction, ...]: ...
+    def __getitem__(self, index: int | slice) -> Instruction | tuple[Instruction, ...]:
+        return self.whole[index]
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Listing) and self.stretches == other.stretches:
+            return True
+        return isinstance(other, (Listing, tuple)) and len(self) == len(other) and self.whole == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(self.whole)
+
+
+def went_on(
+    table: dict[K, V],
+    before: Mapping[K, V],
+    stretch: Stretch,
+    times: int,
+    name: Callable[[Renaming, K], K],
+    value: Callable[[V, int], V] = lambda found, number: found,
+) -> None:
+    """Does to a table by names what one copy of a stretch has done to it since `before` so many times more, in the
+    layers that follow; `value` gives what then stands there."""
+    gone = [key for key in before if key not in table]
+    new = [(key, found) for key, found in table.items() if key not in before or before[key] is not found]
+    for number in range(1, times + 1):
+        renaming = Renaming.by(stretch.step * number)
+        for key in gone:
+            table.pop(name(renaming, key), None)
+        for key, found in new:
+            table[name(renaming, key)] = value(found, number)
+
+
+def stretches(instructions: Sequence[Instruction]) -> tuple[Stretch, ...]:
+    """Of a list that is written out, one."""
+    return instructions.stretches if isinstance(instructions, Listing) else (Stretch(tuple(instructions)),)
+
+
+def weighted(instructions: Sequence[Instruction]) -> Iterator[tuple[Instruction, int]]:
+    """One instruction of each kind that a list repeats, and how often it stands there."""
+    for stretch in stretches(instructions):
+        for instruction in stretch.instructions:
+            yield instruction, stretch.times
+
+
+def distinct(instructions: Sequence[Instruction]) -> Iterator[Instruction]:
+    """One instruction of each kind that a list repeats: for what is equal in all layers of a kind."""
+    return (i for stretch in stretches(instructions) for i in stretch.instructions)

@@ -1,0 +1,110 @@
+"""Layers that are alike are written once, and a plan so written is in everything the plan with all of them written."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from titan.compiler import lower as lowering
+from titan.compiler.cost.memory import memory_ledger
+from titan.compiler.cost.mfu import executed_flops
+from titan.compiler.cost.simulate import simulate
+from titan.compiler.lower import lower
+from titan.compiler.plan.listing import Listing
+from titan.compiler.plan.program import Plan
+from titan.compiler.plan.sizes import Sizes, block_profile
+from titan.compiler.plan.text import print_plan
+from titan.compiler.report.traffic import traffic
+from titan.compiler.search.tiers import recomputing
+from titan.compiler.strategy import Strategy
+
+from tests.compiler.verify.tiny import model, spec
+
+LAYERS = 24
+TIERS = ("full",) * 9 + ("selective",) * 8 + ("none",) * 7
+
+# strategy, whether all of its chunks have layers to leave out
+WAYS: dict[str, dict[str, Any]] = {
+    "one": {},
+    "tensor": {"tensor": 2, "sequence_parallel": True},
+    "zero 1": {"data": 2, "zero": 1},
+    "zero 2": {"data": 2, "zero": 2},
+    "zero 3": {"data": 2, "zero": 3},
+    "zero 3 gathered once": {"data": 2, "zero": 3, "gather": "once"},
+    "zero 3 far ahead": {"data": 2, "zero": 3, "prefetch": 3},
+    "ring": {"data": 2, "context": 4, "context_form": "ring", "zero": 3, "recompute": "full"},
+    "mixed": {"context": 2, "context_form": "ring", "zero": 3, "recompute": "mixed", "tiers": TIERS},
+    "stages": {"pipeline": 2, "stages": (13, 11), "recompute": "selective"},
+    "chunks": {"pipeline": 2, "stages": (8,) * 4, "schedule": "interleaved", "micro_batches": 4},
+    "split": {"pipeline": 2, "data": 2, "zero": 2, "schedule": "zero_bubble_h1", "micro_batches": 4},
+    "host": {"data": 2, "zero": 1, "offload": "activations", "offloaded": tuple(range(10))},
+}
+
+
+def plans(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Plan, Plan]:
+    """The plan as it is lowered, and with every layer written."""
+    fields = WAYS[name]
+    pipeline = fields.get("pipeline", 1)
+    stages = fields.get("stages", (LAYERS // pipeline,) * pipeline)
+    strategy = Strategy(**{"micro_batches": 3, **fields, "stages": stages})
+    found = spec(model("llama", sum(stages), 4, 16, False), strategy.world_size, strategy.data * strategy.micro_batches)
+    listed = lower(found, strategy)
+    monkeypatch.setattr(lowering, "shorter", lambda *_: None)
+    return listed, lower(found, strategy)
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_a_plan_is_the_same_however_it_is_written(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed, written = plans(name, monkeypatch)
+    blocks = [block.instructions for role in listed.roles for block in role.blocks]
+    assert any(isinstance(found, Listing) and len(found.stretches) > 1 for found in blocks)
+    assert print_plan(listed) == print_plan(written)
+    for one, other in zip(listed.roles, written.roles, strict=True):
+        for a, b in zip(one.blocks, other.blocks, strict=True):
+            assert block_profile(a, Sizes(listed), one) == block_profile(b, Sizes(written), other), a.name
+    assert memory_ledger(listed) == memory_ledger(written)
+    assert simulate(listed) == simulate(written)
+    assert executed_flops(listed) == pytest.approx(executed_flops(written), rel=1e-12)
+    assert traffic(listed) == traffic(written)
+    machine = lowering_machine(listed)
+    assert recomputing(listed, machine) == pytest.approx(recomputing(written, machine), rel=1e-12)
+
+
+def lowering_machine(plan: Plan) -> Any:
+    from titan.compiler.cost.machine import read_machine
+
+    return read_machine(plan.setting("cluster"))
+
+
+def test_what_is_repeated_does_not_grow_with_the_model() -> None:
+    sizes = []
+    for layers in (16, 64):
+        found = lower(spec(model("llama", layers, 4, 16, False), 1, 3), Strategy(micro_batches=3, stages=(layers,)))
+        listings = [b.instructions for b in found.roles[0].blocks if isinstance(b.instructions, Listing)]
+        sizes.append(sum(len(stretch.instructions) for one in listings for stretch in one.stretches))
+        assert sum(map(len, listings)) > 3 * sizes[-1] / 2
+    assert sizes[0] == sizes[1]
+
+
+def test_layers_that_differ_are_all_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the layers around the one that is repeated have other instructions, none is left out."""
+    from titan.compiler.passes.blocks import BlockWriter
+
+    write = BlockWriter._forward
+
+    def every_other_waits(self: BlockWriter, chunk: Any, keep: bool) -> Any:
+        found = write(self, chunk, keep)
+        return [i for n, i in enumerate(found) if not (i.opcode == "wait" and n % 2)] if keep else found
+
+    strategy = Strategy(tensor=2, micro_batches=3, stages=(LAYERS,))
+    one = spec(model("llama", LAYERS, 4, 16, False), 2, 3)
+    regular = lower(one, strategy)
+    assert any(isinstance(b.instructions, Listing) for b in regular.roles[0].blocks)
+    monkeypatch.setattr(BlockWriter, "_forward", every_other_waits)
+    irregular = lower(one, replace(strategy))
+    written = all(len(getattr(b.instructions, "stretches", (0,))) == 1 for b in irregular.roles[0].blocks)
+    forward = next(b for b in irregular.roles[0].blocks if b.name.startswith("F."))
+    assert written or {i.unit for i in forward.instructions} == {
+        i.unit for b in regular.roles[0].blocks if b.name == forward.name for i in b.instructions
+    }
