@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from titan.compiler import lower as lowering
+from titan.compiler.cost.machine import read_machine
 from titan.compiler.cost.memory import memory_ledger
 from titan.compiler.cost.mfu import executed_flops
 from titan.compiler.cost.simulate import simulate
 from titan.compiler.lower import lower
+from titan.compiler.passes.blocks import BlockWriter, Chunk
+from titan.compiler.plan.instruction import Instruction
 from titan.compiler.plan.listing import Listing
 from titan.compiler.plan.program import Plan
 from titan.compiler.plan.sizes import Sizes, block_profile
@@ -42,21 +44,21 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-def plans(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Plan, Plan]:
-    """The plan as it is lowered, and with every layer written."""
+def plan(name: str) -> Plan:
+    """The plan as it is lowered."""
     fields = WAYS[name]
     pipeline = fields.get("pipeline", 1)
     stages = fields.get("stages", (LAYERS // pipeline,) * pipeline)
     strategy = Strategy(**{"micro_batches": 3, **fields, "stages": stages})
     found = spec(model("llama", sum(stages), 4, 16, False), strategy.world_size, strategy.data * strategy.micro_batches)
-    listed = lower(found, strategy)
-    monkeypatch.setattr(lowering, "shorter", lambda *_: None)
-    return listed, lower(found, strategy)
+    return lower(found, strategy)
 
 
 @pytest.mark.parametrize("name", WAYS)
 def test_a_plan_is_the_same_however_it_is_written(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    listed, written = plans(name, monkeypatch)
+    listed = plan(name)
+    monkeypatch.setattr(lowering, "shorter", lambda *_: None)
+    written = plan(name)
     blocks = [block.instructions for role in listed.roles for block in role.blocks]
     assert any(isinstance(found, Listing) and len(found.stretches) > 1 for found in blocks)
     assert print_plan(listed) == print_plan(written)
@@ -67,14 +69,8 @@ def test_a_plan_is_the_same_however_it_is_written(name: str, monkeypatch: pytest
     assert simulate(listed) == simulate(written)
     assert executed_flops(listed) == pytest.approx(executed_flops(written), rel=1e-12)
     assert traffic(listed) == traffic(written)
-    machine = lowering_machine(listed)
+    machine = read_machine(listed.setting("cluster"))
     assert recomputing(listed, machine) == pytest.approx(recomputing(written, machine), rel=1e-12)
-
-
-def lowering_machine(plan: Plan) -> Any:
-    from titan.compiler.cost.machine import read_machine
-
-    return read_machine(plan.setting("cluster"))
 
 
 def test_what_is_repeated_does_not_grow_with_the_model() -> None:
@@ -89,22 +85,22 @@ def test_what_is_repeated_does_not_grow_with_the_model() -> None:
 
 def test_layers_that_differ_are_all_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the layers around the one that is repeated have other instructions, none is left out."""
-    from titan.compiler.passes.blocks import BlockWriter
-
+    listed = plan("tensor")
     write = BlockWriter._forward
 
-    def every_other_waits(self: BlockWriter, chunk: Any, keep: bool) -> Any:
+    def odd_layers_load_twice(self: BlockWriter, chunk: Chunk, keep: bool) -> list[Instruction]:
         found = write(self, chunk, keep)
-        return [i for n, i in enumerate(found) if not (i.opcode == "wait" and n % 2)] if keep else found
+        odd = [n for n, i in enumerate(found) if i.unit.startswith("s0.l") and int(i.unit[4:]) % 2]
+        for n in reversed(odd):
+            found.insert(n, Instruction("load_batch", (f"more.{found[n].unit[3:]}:i",)))
+        return found
 
-    strategy = Strategy(tensor=2, micro_batches=3, stages=(LAYERS,))
-    one = spec(model("llama", LAYERS, 4, 16, False), 2, 3)
-    regular = lower(one, strategy)
-    assert any(isinstance(b.instructions, Listing) for b in regular.roles[0].blocks)
-    monkeypatch.setattr(BlockWriter, "_forward", every_other_waits)
-    irregular = lower(one, replace(strategy))
-    written = all(len(getattr(b.instructions, "stretches", (0,))) == 1 for b in irregular.roles[0].blocks)
-    forward = next(b for b in irregular.roles[0].blocks if b.name.startswith("F."))
-    assert written or {i.unit for i in forward.instructions} == {
-        i.unit for b in regular.roles[0].blocks if b.name == forward.name for i in b.instructions
-    }
+    monkeypatch.setattr(BlockWriter, "_forward", odd_layers_load_twice)
+    irregular = plan("tensor")
+    assert any(isinstance(block.instructions, Listing) for block in listed.roles[0].blocks)
+    assert not any(isinstance(block.instructions, Listing) for block in irregular.roles[0].blocks)
+    loads = [
+        sum(i.opcode == "load_batch" for _, _, call, i in found.roles[0].instructions() if call.block[0] == "F")
+        for found in (listed, irregular)
+    ]
+    assert loads[1] - loads[0] == 3 * LAYERS // 2  # of each micro-batch
