@@ -15,9 +15,8 @@ from itertools import groupby, pairwise
 from titan.compiler.graph.model_graph import ModelGraph
 from titan.compiler.passes.overlap import NEXT
 from titan.compiler.plan.instruction import Instruction
-from titan.compiler.plan.listing import Listing, Renaming, Stretch, layers_of, names_of
+from titan.compiler.plan.listing import Listing, Renaming, Stretch, centre, layers_of, names_of
 from titan.compiler.plan.program import Block
-from titan.compiler.plan.segment import parse_unit
 from titan.compiler.schedules.order import Pair
 from titan.compiler.strategy import Strategy
 
@@ -45,7 +44,12 @@ class Shorter:
     reach: int
 
     def layer(self, number: int) -> int:
-        """The layer that has this number in the shorter model and is not in the middle of a run."""
+        """The layer that has this number in the shorter model and is not in the middle of a run.
+
+        Raises Irregular when it is: there it stands for many.
+        """
+        if any(abs(number - run.middle) <= 1 for run in self.runs):
+            raise Irregular(f"layer {number} of the shorter model is named apart from its run")
         return number + sum(run.more for run in self.runs if run.middle < number)
 
     @cached_property
@@ -59,8 +63,7 @@ class Shorter:
         """
         listed = block.instructions
         first: dict[int, int] = {}
-        for index, instruction in enumerate(listed):
-            layer = parse_unit(instruction.unit)[1] if instruction.unit else None
+        for index, layer in enumerate(centre(listed)):
             if layer is not None:
                 first.setdefault(layer, index)
         inside = [run for run in self.runs if run.middle in first]

@@ -86,6 +86,17 @@ class Stretch:
         )
 
 
+def centre(instructions: Sequence[Instruction]) -> list[int | None]:
+    """The layer to which each instruction belongs: that of its unit; where nothing is computed the first that it
+    names."""
+    named: list[list[int]]
+    if any(i.unit for i in instructions):
+        named = [layers_of(i.unit) for i in instructions]
+    else:
+        named = [[layer for name in names_of(i) for layer in layers_of(name)] for i in instructions]
+    return [found[0] if found else None for found in named]
+
+
 class Listing(Sequence["Instruction"]):
     """A sequence of instructions, written as stretches; equal to every sequence of the same instructions."""
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from titan.compiler.plan.instruction import Instruction
-from titan.compiler.plan.listing import Listing, Renaming, Stretch, layers_of, names_of, stretches
+from titan.compiler.plan.listing import Listing, Renaming, Stretch, centre, layers_of, names_of, stretches
 from titan.compiler.plan.program import Block, BlockCall, Bucket, Buffer, Parameter, Plan, Role
 from titan.compiler.plan.segment import parse_unit
 from titan.compiler.verify.findings import crosses_programs
@@ -58,10 +58,7 @@ def _runs(plan: Plan) -> tuple[_Run, ...]:
     """What is repeated in all blocks that run those layers."""
     found: list[_Run] = []
     for stretch in _repeated(plan):
-        layers = {layer for i in stretch.instructions if i.unit for layer in layers_of(i.unit)}
-        if len(layers) != 1 or abs(stretch.step) != 1:
-            raise _Whole
-        (layer,) = layers
+        layer = _layer(stretch)
         last = layer + stretch.step * (stretch.times - 1)
         named = [n for i in stretch.instructions for name in names_of(i) for n in layers_of(name)]
         run = _Run(min(layer, last), max(layer, last), max(abs(n - layer) for n in named))
@@ -77,6 +74,14 @@ def _runs(plan: Plan) -> tuple[_Run, ...]:
 def _repeated(plan: Plan) -> Iterator[Stretch]:
     for block in (block for role in plan.roles for block in role.blocks):
         yield from (stretch for stretch in stretches(block.instructions) if stretch.times > 1)
+
+
+def _layer(stretch: Stretch) -> int:
+    """The layer of a stretch that is repeated, where it first stands."""
+    layers = {layer for layer in centre(stretch.instructions) if layer is not None}
+    if len(layers) != 1 or abs(stretch.step) != 1:
+        raise _Whole
+    return layers.pop()
 
 
 class _Cut:
@@ -211,7 +216,7 @@ class _Cut:
 
     def inside(self, part: Stretch) -> _Run | None:
         """The run of which a stretch is."""
-        (layer,) = {n for i in part.instructions if i.unit for n in layers_of(i.unit)}
+        layer = _layer(part)
         last = layer + part.step * (part.times - 1)
         low, high = min(layer, last), max(layer, last)
         return next((run for run in self.runs if low <= run.low and run.high <= high), None)
