@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from titan.compiler.garbage import rare_collections
+
 if TYPE_CHECKING:
     from titan.compiler.plan.program import Plan
     from titan.compiler.search.search import SearchResult
@@ -39,6 +41,7 @@ def check_spec(path: str | Path) -> Spec:
     return replace(spec, warnings=(*spec.warnings, *found)) if found else spec
 
 
+@rare_collections()
 def compile_spec(path: str | Path) -> Compiled:
     """check, search, lower: the best plan found. Raises TitanError (exit code 3 when nothing fits)."""
     from titan.compiler.search.goal import best

@@ -7,13 +7,12 @@ run: its blocks are written, and the instructions of the layer in the middle are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby, pairwise
 
 from titan.compiler.graph.model_graph import ModelGraph
-from titan.compiler.passes.overlap import NEXT
 from titan.compiler.plan.instruction import Instruction
 from titan.compiler.plan.listing import Listing, Renaming, Stretch, centre, layers_of, names_of
 from titan.compiler.plan.program import Block
@@ -68,7 +67,7 @@ class Shorter:
                 first.setdefault(layer, index)
         inside = [run for run in self.runs if run.middle in first]
         if not inside:
-            return replace(block, instructions=self._moved(listed, self._apart))
+            return replace(block, instructions=self._moved(block, listed, self._apart))
         onward = list(first) == sorted(first)
         step = 1 if onward else -1
         offset = sum(run.more for run in self.runs if (run.middle < min(first) if onward else run.middle <= max(first)))
@@ -78,10 +77,10 @@ class Shorter:
         place = 0
         for run, region in zip(inside[::step], regions, strict=False):
             start, stop, after, alike = self._alike(block, first, run.middle, step)
-            found.append(Stretch(self._region(listed[place:start], offset, region)))
-            found.append(Stretch(self._region(listed[start:stop], offset, region), run.more + alike, step))
+            found.append(Stretch(self._region(block, slice(place, start), offset, region)))
+            found.append(Stretch(self._region(block, slice(start, stop), offset, region), run.more + alike, step))
             place, offset = after, offset + step * run.more
-        found.append(Stretch(self._region(listed[place:], offset, regions[-1])))
+        found.append(Stretch(self._region(block, slice(place, None), offset, regions[-1])))
         return replace(block, instructions=Listing(tuple(found)))
 
     def _alike(self, block: Block, first: Mapping[int, int], middle: int, step: int) -> tuple[int, int, int, int]:
@@ -94,7 +93,7 @@ class Shorter:
         def follows(n: int) -> bool:
             """Whether the layer after the n-th one does the same."""
             inside = number - self.reach - 1 <= n < number + self.reach and 0 <= n < len(parts) - 1
-            return inside and [on.instruction(i) for i in parts[n]] == list(parts[n + 1])
+            return inside and on.same(parts[n], parts[n + 1])
 
         low = high = number
         while follows(low - 1):
@@ -105,21 +104,25 @@ class Shorter:
             raise Irregular(f"block {block.name}: layers around {middle} of the shorter model differ")
         return first[layers[low]], first[layers[low + 1]], first[layers[high + 1]], high - low + 1
 
-    def _region(self, listed: Sequence[Instruction], offset: int, region: tuple[int, int]) -> tuple[Instruction, ...]:
+    def _region(self, block: Block, part: slice, offset: int, region: tuple[int, int]) -> tuple[Instruction, ...]:
         """Instructions between the middles of two runs: all their layers are as far on."""
-        names = {name for i in listed if not _of_next(i) for name in names_of(i) if ".l" in name}
-        low, high = region
-        if any(not low - self.reach <= layer <= high + self.reach for name in names for layer in layers_of(name)):
+        listed = block.instructions[part]
+        names = {name for i in listed if not _of_next(block, i) for name in names_of(i)}
+        low, high = region[0] - self.reach, region[1] + self.reach
+        if any(not low <= layer <= high for name in names for layer in layers_of(name)):
             raise Irregular("an instruction names layers that are far from its own")
-        return self._moved(listed, Renaming.by(offset))
+        return self._moved(block, listed, Renaming.by(offset) if offset else None)
 
-    def _moved(self, listed: Iterable[Instruction], renaming: Renaming) -> tuple[Instruction, ...]:
-        """What belongs to the element that follows is of the first or last layers of its chunk."""
-        return tuple((self._apart if _of_next(i) else renaming).instruction(i) for i in listed)
+    def _moved(self, block: Block, listed: Sequence[Instruction], renaming: Renaming | None) -> tuple[Instruction, ...]:
+        """What belongs to the element that follows is of the first or last layers of its chunk; `renaming`: of all
+        else, if it needs one."""
+        keep = renaming.instruction if renaming else lambda i: i
+        return tuple(self._apart.instruction(i) if _of_next(block, i) else keep(i) for i in listed)
 
 
-def _of_next(instruction: Instruction) -> bool:
-    return any(name.rstrip("?").partition(":")[2] in NEXT for name in instruction.writes)
+def _of_next(block: Block, instruction: Instruction) -> bool:
+    following = block.parameters[1:]
+    return bool(following) and any(name.rstrip("?").partition(":")[2] in following for name in instruction.writes)
 
 
 def written(strategy: Strategy) -> int | None:

@@ -8,9 +8,9 @@ instruction; who can do with one of each kind (sums, sizes, clocks, proofs) read
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING, TypeVar, overload
 
@@ -19,12 +19,14 @@ if TYPE_CHECKING:
 
 K = TypeVar("K")
 V = TypeVar("V")
+NAMES = 1 << 18  # names whose layers are remembered
 _LAYER = re.compile(r"\.l(\d+)(?![^.:?])")  # `.l5` that is all of a name's part: `x.l5:i?`, `w.l5.experts`
 
 
-def layers_of(name: str) -> list[int]:
-    """Layers in a name: `x.l5:i` -> [5]."""
-    return [int(found) for found in _LAYER.findall(name)] if ".l" in name else []
+@lru_cache(NAMES)
+def layers_of(name: str) -> tuple[int, ...]:
+    """Layers in a name: `x.l5:i` -> (5,)."""
+    return tuple(int(found) for found in _LAYER.findall(name)) if ".l" in name else ()
 
 
 def names_of(instruction: Instruction) -> tuple[str, ...]:
@@ -33,33 +35,54 @@ def names_of(instruction: Instruction) -> tuple[str, ...]:
     return (*instruction.writes, *instruction.reads, *instruction.updates, instruction.unit, *frame)
 
 
+class _Names(dict[str, str]):
+    """New names by old ones, found when they are asked for."""
+
+    def __init__(self, layer: Callable[[int], int]) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def __missing__(self, name: str) -> str:
+        new = self.layer
+        found = self[name] = _LAYER.sub(lambda m: f".l{new(int(m[1]))}", name) if ".l" in name else name
+        return found
+
+
 class Renaming:
     """Gives names and instructions other layers; names that were seen are remembered."""
 
     def __init__(self, layer: Callable[[int], int]) -> None:
         self.layer = layer
-        self._names: dict[str, str] = {}
+        self.name = _Names(layer).__getitem__
 
     @classmethod
     def by(cls, layers: int) -> Renaming:
         """Moves by a number of layers."""
         return cls(lambda layer: layer + layers)
 
-    def name(self, name: str) -> str:
-        found = self._names.get(name)
-        if found is None:
-            new = self.layer
-            found = _LAYER.sub(lambda m: f".l{new(int(m[1]))}", name) if ".l" in name else name
-            self._names[name] = found
-        return found
-
     def instruction(self, i: Instruction) -> Instruction:
         name, attributes = self.name, i.attributes
         if i.when:
             attributes = tuple((k, name(str(v)) if k == "frame" else v) for k, v in attributes)
         writes, reads = tuple(map(name, i.writes)), tuple(map(name, i.reads))
-        return type(i)(
-            i.opcode, writes, reads, tuple(map(name, i.updates)), name(i.unit), i.group, i.stream, attributes
+        updates, unit = tuple(map(name, i.updates)) if i.updates else (), name(i.unit) if i.unit else ""
+        return type(i)(i.opcode, writes, reads, updates, unit, i.group, i.stream, attributes)
+
+    def instructions(self, listed: Iterable[Instruction]) -> tuple[Instruction, ...]:
+        return tuple(map(self.instruction, listed))
+
+    def same(self, one: Sequence[Instruction], other: Sequence[Instruction]) -> bool:
+        """Whether the other instructions are the first ones renamed."""
+        name = self.name
+        return len(one) == len(other) and all(
+            a.opcode == b.opcode
+            and name(a.unit) == b.unit
+            and tuple(map(name, a.reads)) == b.reads
+            and tuple(map(name, a.writes)) == b.writes
+            and tuple(map(name, a.updates)) == b.updates
+            and (a.group, a.stream) == (b.group, b.stream)
+            and (a.attributes == b.attributes or self.instruction(a) == b)
+            for a, b in zip(one, other, strict=True)
         )
 
 
@@ -81,20 +104,15 @@ class Stretch:
 
     def copy(self, number: int) -> tuple[Instruction, ...]:
         """What stands there the given time, counted from 0."""
-        return (
-            tuple(map(Renaming.by(self.step * number).instruction, self.instructions)) if number else self.instructions
-        )
+        return Renaming.by(self.step * number).instructions(self.instructions) if number else self.instructions
 
 
 def centre(instructions: Sequence[Instruction]) -> list[int | None]:
     """The layer to which each instruction belongs: that of its unit; where nothing is computed the first that it
     names."""
-    named: list[list[int]]
-    if any(i.unit for i in instructions):
-        named = [layers_of(i.unit) for i in instructions]
-    else:
-        named = [[layer for name in names_of(i) for layer in layers_of(name)] for i in instructions]
-    return [found[0] if found else None for found in named]
+    computes = any(i.unit for i in instructions)
+    named = ((i.unit,) if computes else names_of(i) for i in instructions)
+    return [next((layer for name in names for layer in layers_of(name)), None) for names in named]
 
 
 class Listing(Sequence["Instruction"]):

@@ -194,6 +194,10 @@ def moments(
             yield Moment(place, walk.live, sizes.workspace(instruction))
 
 
+def _renamed(renaming: Renaming, name: str) -> str:
+    return renaming.name(name)
+
+
 def block_profile(block: Block, sizes: Sizes, role: Role | None = None) -> Profile:
     """Registers count from the instruction that issues their write (a receive too) to the end of their `free`."""
     profiler = _Profiler(sizes, role)
@@ -226,8 +230,8 @@ class _Profiler:
                 rest = stretch.times - number - 1
                 self.place += rest * len(stretch.instructions)
                 walk.live, walk.change = walk.live + rest * done[0], walk.change + rest * done[1]
-                went_on(walk.contents, contents, stretch, rest, Renaming.name)
-                went_on(self.pending.under_way, under_way, stretch, rest, Renaming.name)
+                went_on(walk.contents, contents, stretch, rest, _renamed)
+                went_on(self.pending.under_way, under_way, stretch, rest, _renamed)
                 self._see(top._replace(live=top.live + rest * done[0], place=top.place + self.place - place))
                 return
 

@@ -192,7 +192,7 @@ class _Cut:
         (layer,) = set(layers_of(block.name))
         if any(n != layer for i in block.instructions for name in names_of(i) for n in layers_of(name)):
             raise _Whole
-        instructions = tuple(map(renaming.instruction, block.instructions))
+        instructions = renaming.instructions(block.instructions)
         return replace(block, name=renaming.name(block.name), instructions=instructions)
 
     def block(self, block: Block) -> Block:
@@ -209,7 +209,7 @@ class _Cut:
             run = self.inside(part) if part.times > 1 else None
             renaming = self.beside(passed, onward)
             times = part.times - (len(run.dropped) if run else 0)
-            moved = Stretch(tuple(map(renaming.instruction, part.instructions)), times, part.step)
+            moved = Stretch(renaming.instructions(part.instructions), times, part.step)
             found.append(moved)
             passed |= {run} if run else set()
         return replace(block, name=name, instructions=tuple(Listing(tuple(found))))

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from titan.compiler.garbage import rare_collections
 from titan.compiler.plan.program import Plan
 from titan.compiler.plan.segment import TIERS
 from titan.compiler.plan.tiers import at_start, at_tiers
@@ -44,6 +45,7 @@ LARGE = 5_000  # instructions in blocks from which on two processes share the pr
 APART = ("matching", "gradients", "data", "memory")  # about half of the work
 
 
+@rare_collections()
 def verify(plan: Plan) -> dict[str, Proof]:
     """Every proof by name. A proof that cannot be carried out on a broken plan fails with a finding that says so. Where
     layers are alike those that stand for all of them are proven; memory is that of the whole plan."""
