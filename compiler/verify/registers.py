@@ -58,8 +58,9 @@ class _Automaton:
                 state = states[batch] = _State()
             if masks.touched:
                 self.step(position, seen, symbol, masks, state)
-            if borrowed and (masks.changes & (state.shared | state.exclusive) or masks.reads & state.exclusive):
-                self.borrowed(position, seen, symbol, self.batches(seen, arguments))
+            met = masks.changes & (state.shared | state.exclusive) | masks.reads & state.exclusive if borrowed else 0
+            if met:
+                self.borrowed(position, seen, symbol, met, self.batches(seen, arguments))
         if seen.waits or seen.lent:
             batches = self.batches(seen, arguments)
             for token in seen.waits:
@@ -96,12 +97,13 @@ class _Automaton:
     def names(self, mask: int) -> list[str]:
         return [name for name, bit in self.bits.items() if mask >> bit & 1] if mask else []
 
-    def borrowed(self, position: int, seen: Outline, symbol: str, batches: dict[str, int]) -> None:
-        """Exact look at a call that touches something borrowed: the borrower's wait must come first, in this block."""
+    def borrowed(self, position: int, seen: Outline, symbol: str, met: int, batches: dict[str, int]) -> None:
+        """Exact look at a call that touches the borrowed names in `met`: the borrower's wait must come first,
+        in this block."""
         waits = {(batches[split(t)[1]], split(t)[0]): index for t, index in seen.waits.items()}
         for index, name, changes in seen.accesses:
             base, of = split(name)
-            if of != symbol:
+            if of != symbol or not met >> self.bits[base] & 1:
                 continue
             for token, names in self.lent.items():
                 if waits.get(token, index) < index:
@@ -142,9 +144,11 @@ class _Automaton:
             state, bit = self.states[other], 1 << self.bits[inner]
             state.shared &= ~bit
             state.exclusive &= ~bit
-        touched = {(m, b) for m, b, _ in names}
+        touched = {entry[:2] for entry in names}
         for rest in self.lent.values():  # names with a second borrower stay borrowed
-            self.mark([entry for entry in rest if entry[:2] in touched])
+            for entry in rest:
+                if entry[:2] in touched:
+                    self.mark([entry])
 
     def close(self, order: str) -> None:
         """Nothing may be left: neither values nor pending registers."""
