@@ -32,8 +32,8 @@ def call_scratch(segment: Segment, call: Call, backward: bool) -> int:
         if backward:
             return first.elements * (3 * wide - DTYPE_BYTES[first.dtype] if narrow else wide)
         return 2 * first.elements * wide if narrow else 0
-    if call.operator == "add_positions" and not backward and "zigzag" in dict(call.attributes):  # rows of two stretches
-        return first.bytes // first.shape[0]
+    if call.operator == "add_positions_documents":  # a row for each token; their gradients in float32
+        return (narrow * wide * first.elements) if backward else first.bytes
     if call.operator == "rope":  # the halves swapped; of narrow values the result in float32 too
         return first.elements * (DTYPE_BYTES[first.dtype] + (wide if narrow else 0))
     if call.operator == "dropout":  # 64 random bits for two elements, twice while they are drawn, from counters

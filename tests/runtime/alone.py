@@ -117,6 +117,15 @@ class Storages(TorchDispatchMode):
         self.peak = max(self.peak, self.live)
 
 
+def beside(run: Callable[..., tuple[Tensor, ...]], *given: Tensor) -> int:
+    """The most bytes beside the operands that a call holds, less what it gives in the end."""
+    with Storages() as storages:
+        own = [x.clone() for x in given]
+        storages.peak = start = storages.live
+        results = run(*own)
+    return storages.peak - start - sum(x.nbytes for x in results)
+
+
 class Pools(Storages):
     """Storages of the device; those of host memory are counted by `host`."""
 

@@ -15,7 +15,7 @@ from titan.runtime.operators import attention, attention_block, attention_docume
 from titan.runtime.place import Place
 from torch import Tensor
 
-from tests.runtime.alone import Storages
+from tests.runtime.alone import beside
 
 torch.set_num_threads(1)
 
@@ -25,15 +25,6 @@ PLACE = Place(seed=0, step=0, samples=(0, 1))
 
 every_dtype = pytest.mark.parametrize("dtype", NAMES, ids=NAMES.get)
 every_batch = pytest.mark.parametrize("batch", [1, 2])
-
-
-def beside(run: Callable[..., tuple[Tensor, ...]], *given: Tensor) -> int:
-    """The most bytes beside the operands that a call holds, less what it gives in the end."""
-    with Storages() as storages:
-        own = [x.clone() for x in given]
-        storages.peak = start = storages.live
-        results = run(*own)
-    return storages.peak - start - sum(x.nbytes for x in results)
 
 
 def backward_of(operator: Any, attributes: dict[str, Any], names: str) -> Callable[..., tuple[Tensor, ...]]:

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from titan.compiler.lower import lower
+from titan.compiler.plan.operators import OPERATORS, TensorType
 from titan.compiler.plan.program import Plan
+from titan.compiler.plan.scratch import call_scratch, weight_scratch
+from titan.compiler.plan.segment import Call, Segment
 from titan.compiler.plan.sizes import memory_by_component
 from titan.compiler.schedules.registry import SCHEDULES
 from titan.compiler.spec.resolve import resolve
 from titan.compiler.spec.schema import Spec
 from titan.compiler.strategy import Strategy
 from titan.grammar.parser import parse
+from titan.runtime.dtypes import DTYPES
+from titan.runtime.place import Place
 
 from tests.equivalence.configurations import Configuration, pairwise
 from tests.equivalence.memory import worst
-from tests.runtime.alone import Storages, hold
+from tests.runtime.alone import Storages, beside, hold
 
 torch.set_num_threads(1)
 LAYERS, BATCH = 8, 8
+LENGTH, WIDTH = 16, 256
 
 SAMPLE: tuple[tuple[str, dict[str, Any]], ...] = (
     ("fp32", {}),
@@ -104,6 +111,52 @@ LAYOUTS = pairwise(150)[::9]
 def test_every_layout_holds_what_is_predicted(configuration: Configuration) -> None:
     """States to the byte; what rests between instructions and the peak within 2 %."""
     assert worst(configuration) <= 2.0
+
+
+@pytest.mark.parametrize("dtype", ["f64", "f32", "bf16"])
+@pytest.mark.parametrize(
+    ("operator", "attributes"),
+    [
+        ("embedding", {"start": 0}),
+        ("embedding", {"start": "@tensor*16"}),
+        ("add_positions", {"start": 0}),
+        ("add_positions", {"start": "@context*16", "zigzag": 2, "chunk": 8}),
+        ("add_positions_documents", {"start": 0}),
+    ],
+)
+def test_what_the_embedding_forms_beside_its_results(operator: str, attributes: dict[str, Any], dtype: str) -> None:
+    """Tokens of this rank and of others, places beyond the table: within what a few numbers of each token take."""
+    kind = DTYPES[dtype]
+    wide = torch.float64 if dtype == "f64" else torch.float32
+    rows = 40 if attributes["start"] else 16  # of the whole table
+    tokens, table = torch.arange(2 * LENGTH).view(2, LENGTH) % rows, torch.randn(16, WIDTH).to(kind)
+    starts = (torch.arange(LENGTH) // 4 * 4).repeat(2, 1)
+    x = torch.randn(2, LENGTH, WIDTH).to(kind)
+    operands = {"embedding": [tokens, table], "add_positions": [x, table]}.get(operator, [x, table, starts])
+    row = OPERATORS[operator]
+    names = dict(zip(row.operands, operands, strict=True))
+    values = tuple(
+        (n, TensorType("i64" if t.dtype == torch.int64 else dtype, tuple(t.shape))) for n, t in names.items()
+    )
+    values = (*values, ("y", TensorType(dtype, tuple(x.shape))))
+    call = Call(operator, ("y",), row.operands, tuple(attributes.items()))
+    segment = Segment("s", row.operands[::2], ("table",), ("y",), (call,), values)
+    of_weights = weight_scratch(segment, call) if operator == "embedding" else call_scratch(segment, call, True)
+    on_rank = {key: 0 if key == "start" else value for key, value in attributes.items()}
+    place, module = Place(seed=0, step=0, samples=(0, 1)), import_module(f"titan.runtime.operators.{operator}")
+
+    def forward(*given: torch.Tensor) -> Any:
+        return module.forward(on_rank, place, *given)
+
+    def backward(gradient: torch.Tensor, into: torch.Tensor, *given: torch.Tensor) -> Any:
+        module.backward_weight(on_rank, place, dict(zip(row.operands, given, strict=True)), (gradient,), (into,))
+        return ()
+
+    few = 64 * tokens.numel()
+    if operator != "embedding":
+        assert 0 <= call_scratch(segment, call, False) + few - beside(forward, *operands) <= few
+    found = beside(backward, x, torch.zeros(16, WIDTH, dtype=wide), *operands)
+    assert 0 <= of_weights + few - found <= few + 3 * tokens.numel()
 
 
 def test_a_storage_is_counted_until_it_is_gone() -> None:
