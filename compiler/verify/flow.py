@@ -9,7 +9,7 @@ be the transpose of forward, whoever wrote it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from titan.compiler.plan.instruction import BACK, Instruction, type_name
@@ -20,6 +20,7 @@ from titan.compiler.verify.findings import Finding, at
 from titan.compiler.verify.rings import Circulation, Exchange, bare, exchanges, in_ring
 from titan.compiler.verify.units import gradient_inputs, gradient_outputs
 
+USUAL = "i"  # what most blocks call their micro-batch
 Edge = tuple[str, int]  # (consumer, number of its operand)
 _COLLECTIVES = frozenset(("all_gather", "reduce_scatter", "all_reduce", "all_to_all"))
 _TRANSPOSE = {
@@ -51,6 +52,27 @@ class Piece:
     def exchanges(self) -> dict[tuple[str, int], Exchange]:
         """By block and index of the receive."""
         return {(self.block.name, found.received): found for found in exchanges(self.block)[0]}
+
+    @cached_property
+    def does(self) -> list[object]:
+        """What is done for the micro-batch, whatever it is called and beside whatever else: instructions, and what
+        exchanges of a ring pass on."""
+        found: list[object] = []
+        for index, instruction in self.instructions:
+            passed = self.exchanges.get((self.block.name, index))
+            if passed is not None:
+                found.append((passed.group, passed.offset, *map(self._called, (passed.source, passed.result))))
+            found.append(instruction if self.symbol == USUAL else self._renamed(instruction))
+        return found
+
+    def _renamed(self, i: Instruction) -> Instruction:
+        writes, reads, updates = (tuple(map(self._called, names)) for names in (i.writes, i.reads, i.updates))
+        attributes = tuple((k, self._called(v) if isinstance(v, str) else v) for k, v in i.attributes)
+        return replace(i, writes=writes, reads=reads, updates=updates, attributes=attributes)
+
+    def _called(self, name: str) -> str:
+        base, mark, symbol = name.partition(":")
+        return f"{base}:{USUAL}{symbol[len(self.symbol) :]}" if mark and symbol.rstrip("?") == self.symbol else name
 
 
 @dataclass(frozen=True)

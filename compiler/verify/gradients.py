@@ -42,20 +42,25 @@ class _Program:
 
 
 def _follow(plan: Plan, role: Role, order: str) -> _Program:
-    """Follows one micro-batch of each kind; micro-batches that run the same blocks are alike."""
+    """Follows one micro-batch of each kind: those that run the same blocks are alike, and those for which other blocks
+    do the same."""
     found = _Program(role, order)
     known: dict[tuple[tuple[str, str], ...], int] = {}
+    done: list[list[object]] = []  # by each flow
     each: dict[tuple[str, str], Piece] = {}
     check = train_flow if order == "train" else evaluate_flow
     for batch, pieces in batches(role, order).items():
         kind = tuple(sorted(pieces))
         if kind not in known:
-            known[kind] = len(found.flows)
             each |= {key: Piece(role.block_table[key[0]], key[1]) for key in pieces if key not in each}
             listed = tuple(each[key] for key in pieces)
-            flow = check(plan, role, listed)
-            flow.findings += whole(plan, role, listed)
-            found.flows.append(flow)
+            does = [what for piece in listed for what in piece.does]
+            known[kind] = next((n for n, other in enumerate(done) if other == does), len(done))
+            if known[kind] == len(done):
+                done.append(does)
+                flow = check(plan, role, listed)
+                flow.findings += whole(plan, role, listed)
+                found.flows.append(flow)
         found.kinds[batch] = known[kind]
     return found
 
