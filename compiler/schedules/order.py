@@ -47,6 +47,14 @@ class Order:
     copies: int = 1
 
     @cached_property
+    def _hash(self) -> int:
+        return hash((self.placement, self.ranks, self.copies))
+
+    def __hash__(self) -> int:
+        """Looked at once: what is made from an order is remembered by it, and it is long."""
+        return self._hash
+
+    @cached_property
     def chunks_per_copy(self) -> int:
         return len(self.placement) // self.copies
 
