@@ -9,7 +9,8 @@ from titan.compiler.cost.bound import lower_bound
 from titan.compiler.cost.machine import Machine, read_machine
 from titan.compiler.cost.memory import MemoryLedger, memory_ledger
 from titan.compiler.cost.mfu import ModelFlops, Utilisation, executed_flops, model_flops, utilisation
-from titan.compiler.cost.simulate import Timeline, simulate
+from titan.compiler.cost.simulate import simulate
+from titan.compiler.cost.timeline import Timeline
 from titan.compiler.graph.build import COMPUTE_DTYPE
 from titan.compiler.plan.program import Plan
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from titan.compiler.cost.machine import Machine
 from titan.compiler.cost.prices import Prices
-from titan.compiler.cost.shared_cores import Clock, Loads
+from titan.compiler.cost.shared_cores import Loads
 from titan.compiler.cost.strands import (
     COMPUTE,
     MOVE,
@@ -31,57 +31,12 @@ from titan.compiler.cost.strands import (
     Strand,
     run_strand,
 )
+from titan.compiler.cost.timeline import RoleTime, Timeline, added, stretched
 from titan.compiler.plan.instruction import FROM_HOST, TO_HOST
 from titan.compiler.plan.program import BEGUN, BlockCall, Plan, Role
 from titan.compiler.plan.tiers import at_start
 
 COPIES = (TO_HOST, FROM_HOST)  # streams beside which compute is as fast as alone
-
-
-@dataclass(frozen=True, slots=True)
-class RoleTime:
-    """Nanoseconds of one role. `bubble` is the flush bubble (all roles start and end the step together); `span_bubble`
-    counts only between the role's first and last segment. `calls`: start and end of every block call of the order."""
-
-    pipeline: int
-    busy: int
-    exposed: int
-    bubble: int
-    span_bubble: int
-    end: int
-    calls: tuple[tuple[int, int], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Timeline:
-    """The simulated step."""
-
-    step: int
-    roles: tuple[RoleTime, ...]
-
-    @property
-    def seconds(self) -> float:
-        return self.step / 1e9
-
-    @property
-    def bubble_fraction(self) -> float:
-        """Flush bubble over all roles as a share of the step."""
-        return self._share(sum(r.bubble for r in self.roles))
-
-    @property
-    def span_bubble_fraction(self) -> float:
-        return self._share(sum(r.span_bubble for r in self.roles))
-
-    @property
-    def exposed_comm_fraction(self) -> float:
-        return self._share(sum(r.exposed for r in self.roles))
-
-    @property
-    def busy_fraction(self) -> float:
-        return self._share(sum(r.busy for r in self.roles))
-
-    def _share(self, total: int) -> float:
-        return total / (self.step * len(self.roles)) if self.step else 0.0
 
 
 class SimulationStalled(Exception):
@@ -105,7 +60,7 @@ def simulate(
         few, more = (_walk(plan, prices, calls)[1] for calls in (two, three))
     else:
         few, more = _walk(plan, prices, three, [len(calls) for calls in two])
-    return _added(few, more, _outside(prices))
+    return added(few, more, _outside(prices))
 
 
 def _late(role: Role, steps: int) -> tuple[BlockCall, ...]:
@@ -143,38 +98,12 @@ def _walk(
 def _timeline(states: tuple[_State, ...], prices: Prices, network: _Network) -> Timeline:
     step = max(state.until for state in states) + _outside(prices)
     found = Timeline(step, tuple(state.result(step) for state in states))
-    return found if network.loads is None else _stretched(found, network.loads.clock())
-
-
-def _stretched(timeline: Timeline, clock: Clock) -> Timeline:
-    """In real time; within a role all kinds of time are stretched alike."""
-    step = clock(timeline.step)
-
-    def role(r: RoleTime) -> RoleTime:
-        busy, exposed, bubble, span = (
-            round(t * step / max(timeline.step, 1)) for t in (r.busy, r.exposed, r.bubble, r.span_bubble)
-        )
-        return RoleTime(
-            r.pipeline, busy, exposed, bubble, span, clock(r.end), tuple((clock(a), clock(b)) for a, b in r.calls)
-        )
-
-    return Timeline(step, tuple(map(role, timeline.roles)))
+    return found if network.loads is None else stretched(found, network.loads.clock())
 
 
 def _outside(prices: Prices) -> int:
     """Nanoseconds of a step outside its program."""
     return round(prices.machine.figures.get("step_seconds", 0.0) * 1e9)
-
-
-def _added(few: Timeline, more: Timeline, outside: int) -> Timeline:
-    """What the further step adds to every figure; `calls` are its own."""
-    step = more.step - few.step + outside
-    roles = []
-    for a, b in zip(few.roles, more.roles, strict=True):
-        busy, exposed = b.busy - a.busy, b.exposed - a.exposed
-        span, calls = b.span_bubble - a.span_bubble, b.calls[len(a.calls) :]
-        roles.append(RoleTime(b.pipeline, busy, exposed, step - busy - exposed, span, b.end - a.end, calls))
-    return Timeline(step, tuple(roles))
 
 
 @dataclass(slots=True)

@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from titan.compiler.cost.simulate import Timeline, simulate
+from titan.compiler.cost.simulate import simulate
+from titan.compiler.cost.timeline import Timeline
 from titan.compiler.search.measured import measured
 from titan.compiler.search.reasons import gib
 

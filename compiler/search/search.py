@@ -13,7 +13,8 @@ from titan.compiler.cost.estimate import Estimator
 from titan.compiler.cost.machine import Machine, read_machine
 from titan.compiler.cost.memory import MemoryLedger
 from titan.compiler.cost.shape import read_shape
-from titan.compiler.cost.simulate import Timeline, simulate
+from titan.compiler.cost.simulate import simulate
+from titan.compiler.cost.timeline import Timeline
 from titan.compiler.search.bound import least_step
 from titan.compiler.search.candidates import NEAR, Candidate, affordable, price, with_stages
 from titan.compiler.search.distance import Finalist, distances, fetches

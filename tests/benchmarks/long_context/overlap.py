@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 import torch.multiprocessing as processes
-from titan.compiler.cost.simulate import Timeline, simulate
+from titan.compiler.cost.simulate import simulate
+from titan.compiler.cost.timeline import Timeline
 from titan.compiler.plan.instruction import Instruction
 from titan.compiler.plan.program import Block, Plan
 from titan.compiler.verify.rings import exchanges

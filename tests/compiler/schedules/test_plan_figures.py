@@ -7,7 +7,8 @@ from functools import lru_cache
 
 import pytest
 from titan.compiler.cost.prices import Prices
-from titan.compiler.cost.simulate import Timeline, simulate
+from titan.compiler.cost.simulate import simulate
+from titan.compiler.cost.timeline import Timeline
 from titan.compiler.lower import lower
 from titan.compiler.plan.instruction import Instruction
 from titan.compiler.plan.program import Plan, Role

@@ -1,0 +1,181 @@
+"""Closed forms of memory: what a rank of a candidate layout holds, without building a plan."""
+
+from __future__ import annotations
+
+from math import prod
+
+from titan.compiler.cost.held import Held, frames_held, held_by_rank
+from titan.compiler.cost.layer import Cut, LayerCost, LayerPrices
+from titan.compiler.cost.machine import Machine
+from titan.compiler.cost.offload import kept_layers, nearby
+from titan.compiler.cost.shape import Shape
+from titan.compiler.schedules.registry import schedule_row
+from titan.compiler.spec.padding import padded
+from titan.compiler.strategy import Strategy
+
+
+class MemoryForms(LayerPrices):
+    """What candidates of one model hold on one machine."""
+
+    def __init__(self, machine: Machine, shape: Shape, global_batch: int) -> None:
+        super().__init__(machine, shape)
+        self.global_batch = global_batch
+        self._each: dict[tuple[int, str, bool, bool, int], float] = {}  # bytes of one parameter's buffers
+        self._kept: dict[tuple[object, ...], tuple[tuple[float, int, float], ...]] = {}
+
+    def cut(self, s: Strategy) -> Cut:
+        return Cut(
+            padded(self.shape.sequence, s), s.tensor, s.context, s.sequence_parallel, s.context_form, s.micro_batch,
+            s.context_heads, s.context_order == "zigzag", s.loss_rows, (*s.expert_parts, s.expert_tensor),
+        )  # fmt: skip
+
+    def room(self, s: Strategy, limit: int) -> tuple[float, ...]:
+        """Bytes that each rank has for activations, for known stages."""
+        fixed = self._communicators(s) * self.machine.figures["communicator_bytes"] + self.machine.reserved
+        head, found = self.head(self.cut(s)), []
+        for rank in self._held(s):
+            layers, ends = sum(s.stages[c] for c in rank.stages), self._ends(rank)
+            held = self._buffers(s, self._weights(s, layers, ends)) + (head.kept if rank.lasts else 0.0)
+            held += self._expert_buffers(s, layers)
+            held += self._whole(s, layers, ends) if s.zero > 1 else 0.0
+            found.append((limit - fixed) / (1 + self.machine.figures["allocator_slack"]) - held)
+        return tuple(found)
+
+    def _held(self, s: Strategy) -> tuple[Held, ...]:
+        return held_by_rank(s.schedule, s.pipeline, s.chunks)
+
+    def _peak(self, s: Strategy, stage: int, micro_batches: int) -> int:
+        """Bytes of tensors on the fullest rank: of all ranks when the stages are known, else of the first two and the
+        last with stages of equal size."""
+        peak = 0.0
+        for layers, ends, kept in self._activations(s, stage, micro_batches):
+            held = self._buffers(s, self._weights(s, layers, ends)) + self._expert_buffers(s, layers)
+            held += self._whole(s, layers, ends) if s.zero > 1 else 0.0
+            peak = max(peak, held + max(kept, self._state_nearby(s, layers, ends)))
+        return round(peak)
+
+    def _activations(self, s: Strategy, stage: int, micro_batches: int) -> tuple[tuple[float, int, float], ...]:
+        """Of each of those ranks its layers, its matrices of embedding and head, and the bytes of activations at their
+        peak. How state is sharded changes none of it, so that it is remembered."""
+        cut = self.cut(s)
+        key = (
+            cut, s.pipeline, s.schedule, s.chunks, s.stages, stage, micro_batches, s.recompute, s.offload, s.offloaded,
+            s.prefetch,
+        )  # fmt: skip
+        found = self._kept.get(key)
+        if found is None:
+            last = s.pipeline - 1
+            ranks = range(s.pipeline) if s.stages else sorted({0, min(1, last), last})
+            layer, head = self.layer(cut), self.head(cut)
+            found = tuple(self._rank_activations(s, rank, stage, micro_batches, layer, head) for rank in ranks)
+            self._kept[key] = found
+        return found
+
+    def _rank_activations(
+        self, s: Strategy, rank: int, stage: int, micro_batches: int, layer: LayerCost, head: LayerCost
+    ) -> tuple[float, int, float]:
+        row, chunks, stored = schedule_row(s.schedule), self._held(s)[rank], layer.stored(s.recompute)
+        working = (1.5 if s.recompute == "full" else 0.5) * layer.kept  # a layer's gradients, and what it rebuilds
+        layers = sum(s.stages[c] for c in chunks.stages) if s.stages else stage * row.copies
+        kept = 0.0
+        for frames, split in frames_held(s.schedule, s.pipeline, rank, micro_batches, s.chunks):
+            live = kept_layers(s, frames * layers) * stored + split * layers * layer.split
+            live += split * head.split if chunks.lasts else 0.0
+            made = max(working - (layer.split if split else 0.0), 0.0)  # a part of it becomes a split frame
+            kept = max(kept, live + max(made, head.kept if chunks.lasts else 0.0))
+        return layers, self._ends(chunks), kept
+
+    def _state_nearby(self, s: Strategy, layers: float, ends: int) -> float:
+        """Bytes of optimizer state of the host that are on the device at once."""
+        if not s.state_on_host:
+            return 0.0
+        one = max(self.shape.layer_parameters, self.shape.end_parameters if ends else 0) / s.tensor
+        held = min(nearby(s) * one, self._weights(s, layers, ends)) / self._shards(s)
+        data, context, _ = s.expert_parts
+        held += min(nearby(s), layers) * self._experts_held(s) / max(self._shards(s) // (data * context), 1)
+        return self._state * held
+
+    @property
+    def _state(self) -> int:
+        """Bytes of optimizer state per parameter."""
+        return self.statistic * (3 if self.shape.dtype == "bf16" else 2)
+
+    def most_layers(self, s: Strategy, limit: int) -> tuple[int, ...]:
+        """Layers that each rank can hold within `limit` bytes, of all its chunks (and of both copies, where there are
+        two); early stages hold more micro-batches at once."""
+        layer = self.layer(self.cut(s))
+        micro_batches = self.global_batch // (s.data * s.micro_batch)
+        weights = self._buffers(s, self.shape.layer_parameters / s.tensor) + self._expert_buffers(s, 1)
+        fixed = self._buffers(s, self.shape.end_parameters / s.tensor) + self.machine.reserved
+        fixed += self._communicators(s) * self.machine.figures["communicator_bytes"]
+        fixed += self._whole(s, self.shape.layers / s.pipeline, 1) if s.zero > 1 else 0.0
+        room = max((limit - fixed) / (1 + self.machine.figures["allocator_slack"]) - layer.kept, 0.0)
+        found = []
+        for rank in range(s.pipeline):
+            kept = layer.stored("full" if s.recompute == "adaptive" else s.recompute)
+            pairs = frames_held(s.schedule, s.pipeline, rank, micro_batches, s.chunks)
+            stays = kept_layers(s, nearby(s) + 1) > nearby(s)  # per layer, or those nearby once
+            away = max((f * kept if stays else 0.0) + w * layer.split for f, w in pairs)
+            found.append(max(int((room - (0.0 if stays else nearby(s) * kept)) / (weights + away)), 1))
+        return tuple(found)
+
+    def _ends(self, held: Held) -> int:
+        """Matrices of embedding and head on a rank; tied ones are held once."""
+        return max(held.firsts, held.lasts) if self.shape.tied else held.firsts + held.lasts
+
+    def _weights(self, s: Strategy, layers: float, ends: int) -> float:
+        """Parameters of a rank: its layers, and so many matrices of embedding and head, sharded by rows."""
+        return (self.shape.layer_parameters * layers + self.shape.end_parameters * ends) / s.tensor
+
+    def _expert_buffers(self, s: Strategy, layers: float) -> float:
+        """The same of the experts of so many layers: they have fewer replicas, and so fewer shards."""
+        if not self.shape.expert_parameters:
+            return 0.0
+        data, context, _ = s.expert_parts
+        return self._buffers(s, self._experts_held(s) * layers, max(self._shards(s) // (data * context), 1))
+
+    def state_bytes(self, s: Strategy, held: float, layers: float) -> float:
+        """Bytes of parameters, gradients and optimizer state of a rank with `held` parameters and the experts of
+        so many layers."""
+        return self._buffers(s, held) + self._expert_buffers(s, layers)
+
+    def _layer_held(self, s: Strategy) -> float:
+        """Parameters of a layer on one rank, whole, its experts too."""
+        return self.shape.layer_parameters / s.tensor + self._experts_held(s)
+
+    def _experts_held(self, s: Strategy) -> float:
+        """The same of its experts alone."""
+        if not self.shape.expert_parameters:
+            return 0.0
+        return self.shape.expert_parameters / (prod(s.expert_parts) * s.expert_tensor)
+
+    def _buffers(self, s: Strategy, held: float, shards: int = 0) -> float:
+        """Bytes of parameters, gradients and optimizer state for `held` parameters, each whole or the own shard."""
+        key = (s.zero, s.reduce, s.late_check, s.state_on_host, shards or self._shards(s))
+        if key not in self._each:
+            optimizer = (0 if s.state_on_host else self._state) + (3 * self.statistic if s.late_check else 0)
+            sizes, sharded = {"p": self.size, "g": self.statistic, "o": optimizer}, s.sharded
+            self._each[key] = sum(size / (key[-1] if kind in sharded else 1) for kind, size in sizes.items())
+        return held * self._each[key]
+
+    def _shards(self, s: Strategy) -> int:
+        """Ranks that share shards."""
+        data = s.shard if 1 <= s.shard < s.data else s.data
+        return data * s.context * schedule_row(s.schedule).copies if s.zero else 1
+
+    def _whole(self, s: Strategy, layers: float, ends: int) -> float:
+        """Bytes of whole buckets that are alive at once beside the shards: gathered parameters, a layer's or an end's
+        with those gathered ahead (or all of them, gathered once), and gradients on their way to the shards."""
+        layer, end = self._layer_held(s), (self.shape.end_parameters / s.tensor if ends else 0.0)
+        found = 0.0
+        if s.zero == 3:
+            few = max((1 + s.prefetch) * layer, end + s.prefetch * layer)
+            held = layer * layers + self.shape.end_parameters / s.tensor * ends
+            found += self.size * (held if s.gather == "once" else min(few, held))
+        if "g" in s.sharded:
+            found += self.statistic * max(2 * layer, end + min(layers, 1) * layer if ends else 0.0)
+        return found
+
+    def _communicators(self, s: Strategy) -> int:
+        groups = sum(degree > 1 for degree in (s.tensor, s.context, s.data * s.context, s.data * s.context))
+        return groups + (s.tensor > 1) + 1 + (4 if s.pipeline > 1 else 0)
