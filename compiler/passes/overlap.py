@@ -62,21 +62,31 @@ class Overlap:
 
 
 def overlap(
-    calls: Sequence[BlockCall], computing: Collection[str], early: Callable[[int, int, str], Iterable[Early]]
+    calls: Sequence[BlockCall],
+    computing: Collection[str],
+    early: Callable[[int, int, str], Iterable[Early]],
+    special: Collection[int],
 ) -> Overlap:
     """`computing` are the names of elements and halves of pairs; `early` gives what one needs first, by position of the
-    call, number of the half and name."""
+    call, number of the half and name; all calls of a block but the `special` ones need the same."""
     found = Overlap()
     before: int | None = None
+    needless: set[str] = set()  # blocks whose calls need nothing
     for position, call in enumerate(calls):
+        if call.block in needless and position not in special:
+            before = position
+            continue
         halves = call.block.split("+")
         if halves[0] not in computing:
             continue
+        needed = [tuple(early(position, number, half)) for number, half in enumerate(halves)]
+        if not any(needed) and position not in special:
+            needless.add(call.block)
         issued: list[Early] = []
         symbols: dict[str, int] = {}
         for number, (half, micro_batch) in enumerate(zip(halves, call.arguments, strict=True)):
             alone: list[Early] = []
-            for item in early(position, number, half):
+            for item in needed[number]:
                 if before is None or not _there(item, calls[before], half, micro_batch):
                     alone.append(item)
                     continue

@@ -131,7 +131,7 @@ class Sharding:
         def early(position: int, number: int, half: str) -> tuple[Early, ...]:
             return self._early(self.drafts[half], marks.get((position, number), plain).opens)
 
-        places = overlap(calls, self.drafts, early)
+        places = overlap(calls, self.drafts, early, {position for position, _ in marks})
         self.between |= places.blocks
         special = {position for position, _ in marks} | places.under.keys()
         usual: dict[str, str] = {}  # names of calls that are nothing special
@@ -160,12 +160,14 @@ class Sharding:
         return (*self.between.values(), *(block for _, block in written))
 
     def _marks(self, calls: tuple[BlockCall, ...]) -> dict[tuple[int, int], Marks]:
+        ends = {call.block: position for position, call in enumerate(calls)}
+        begins = {call.block: -position for position, call in enumerate(reversed(calls), 1 - len(calls))}
         opening: dict[str, tuple[int, int]] = {}  # of each draft: its first call and its last
         closing: dict[str, tuple[int, int]] = {}
-        for position, call in enumerate(calls):
-            for number, half in enumerate(call.block.split("+")):
-                opening.setdefault(half, (position, number))
-                closing[half] = (position, number)
+        for block in begins:
+            for number, half in enumerate(block.split("+")):
+                opening[half] = min(opening.get(half, (begins[block], number)), (begins[block], number))
+                closing[half] = max(closing.get(half, (ends[block], number)), (ends[block], number))
         first: dict[str, tuple[int, int]] = {}
         last: dict[str, tuple[int, int]] = {}
         added: dict[str, tuple[int, int]] = {}
