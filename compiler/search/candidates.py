@@ -52,14 +52,16 @@ class Candidate:
 
     @property
     def written(self) -> int:
-        """Instructions that are written one by one: every hop of a ring is as long as a layer without one, and of the
-        layers of a chunk some stand for all that are alike."""
+        """Instructions of the forwards that are written one by one: every hop of a ring is as long as a layer without
+        one, and of the layers of a chunk some stand for all that are alike. Where they do not, all are written, and
+        twice: alone and in a pair, or for each tier."""
         from titan.compiler.passes.repeat import written
 
         s, layers = self.strategy, -(-self.estimate.stage // self.strategy.chunks)
         hops = s.context // s.context_heads if s.context_form == "ring" else 1
-        layers = min(layers, written(s) or layers)
-        return 20 * s.pipeline * s.chunks * layers * hops
+        most = written(s)
+        layers = 2 * layers if most is None else min(layers, most)
+        return 20 * s.pipeline * s.order.copies * s.chunks * layers * hops
 
     @property
     def key(self) -> tuple[float, int, int, int, int, int, int, bool, str, int, str]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from titan.compiler.search.candidates import price
+from titan.compiler.search.candidates import Candidate, price
 from titan.compiler.search.search import estimator_of, memory_limit
 from titan.compiler.search.space import EXPERT_RULES, allowed, enumerate_space, shardings
 from titan.compiler.spec.legality import is_legal
+from titan.compiler.strategy import Strategy
 
 from tests.compiler.search.specs import SMALL, write
 
@@ -54,3 +56,22 @@ def test_bounds_hold(tmp_path: Path) -> None:
                 bound = estimator.bound(family.member(number, experts))
                 assert floor <= bound * (1 + 1e-9) and group <= bound * (1 + 1e-9)
                 assert bound <= estimator.estimate(family.member(number, experts)).seconds * (1 + 1e-9)
+
+
+def test_what_is_written_counts_hops_and_copies_but_not_alike_layers(tmp_path: Path) -> None:
+    """Every hop of a ring is a segment in each layer; of alike layers of a chunk a few are written, unless elements are
+    interleaved in pairs."""
+    spec = write(tmp_path, "tensor <= 4; context <= 2", model=SMALL, memory=92, batch=8)
+    estimate = estimator_of(spec).estimate(next(iter(enumerate_space(spec).candidates)))
+
+    def written(**choices: Any) -> int:
+        return Candidate(Strategy(**choices), replace(estimate, stage=64)).written
+
+    alone = written()
+    assert alone < 64 * 20
+    assert written(context=16, context_form="ring") == 16 * alone
+    assert written(context=16, context_form="ring", context_heads=4) == 4 * alone
+    assert written(context=16, context_form="heads") == alone
+    pairs = written(pipeline=2, schedule="dualpipe", micro_batches=4)
+    assert pairs == 2 * 2 * 2 * 64 * 20  # ranks, copies, alone and in pairs
+    assert written(pipeline=2, micro_batches=4) == 2 * alone
