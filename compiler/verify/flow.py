@@ -9,18 +9,17 @@ be the transpose of forward, whoever wrote it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, field
 
 from titan.compiler.plan.instruction import BACK, Instruction, type_name
 from titan.compiler.plan.layout import dual
 from titan.compiler.plan.program import Block, Plan, Role
 from titan.compiler.plan.segment import Segment, parse_unit
 from titan.compiler.verify.findings import Finding, at
-from titan.compiler.verify.rings import Circulation, Exchange, bare, exchanges, in_ring
+from titan.compiler.verify.piece import Piece
+from titan.compiler.verify.rings import Circulation, Exchange, bare, in_ring
 from titan.compiler.verify.units import gradient_inputs, gradient_outputs
 
-USUAL = "i"  # what most blocks call their micro-batch
 Edge = tuple[str, int]  # (consumer, number of its operand)
 _COLLECTIVES = frozenset(("all_gather", "reduce_scatter", "all_reduce", "all_to_all"))
 _TRANSPOSE = {
@@ -30,49 +29,6 @@ _TRANSPOSE = {
     "all_to_all": ("all_to_all",),
 }
 Place = tuple[Block, int]
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A block and which of its parameters is the micro-batch that is followed."""
-
-    block: Block
-    symbol: str
-
-    @cached_property
-    def instructions(self) -> list[tuple[int, Instruction]]:
-        """Those of one micro-batch: all of a block, or its half of a pair."""
-        listed = list(enumerate(self.block.instructions))
-        if len(self.block.parameters) < 2:
-            return listed
-        mark = (f":{self.symbol}", f":{self.symbol}?")
-        return [(n, i) for n, i in listed if any(name.endswith(mark) for name in (*i.writes, *i.reads))]
-
-    @cached_property
-    def exchanges(self) -> dict[tuple[str, int], Exchange]:
-        """By block and index of the receive."""
-        return {(self.block.name, found.received): found for found in exchanges(self.block)[0]}
-
-    @cached_property
-    def does(self) -> list[object]:
-        """What is done for the micro-batch, whatever it is called and beside whatever else: instructions, and what
-        exchanges of a ring pass on."""
-        found: list[object] = []
-        for index, instruction in self.instructions:
-            passed = self.exchanges.get((self.block.name, index))
-            if passed is not None:
-                found.append((passed.group, passed.offset, *map(self._called, (passed.source, passed.result))))
-            found.append(instruction if self.symbol == USUAL else self._renamed(instruction))
-        return found
-
-    def _renamed(self, i: Instruction) -> Instruction:
-        writes, reads, updates = (tuple(map(self._called, names)) for names in (i.writes, i.reads, i.updates))
-        attributes = tuple((k, self._called(v) if isinstance(v, str) else v) for k, v in i.attributes)
-        return replace(i, writes=writes, reads=reads, updates=updates, attributes=attributes)
-
-    def _called(self, name: str) -> str:
-        base, mark, symbol = name.partition(":")
-        return f"{base}:{USUAL}{symbol[len(self.symbol) :]}" if mark and symbol.rstrip("?") == self.symbol else name
 
 
 @dataclass(frozen=True)

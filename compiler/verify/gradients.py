@@ -13,9 +13,10 @@ from titan.compiler.plan.program import Plan, Role
 from titan.compiler.plan.segment import bind, parse_unit
 from titan.compiler.verify.ahead import ahead
 from titan.compiler.verify.findings import MOST, Finding, at
-from titan.compiler.verify.flow import Flow, Piece
+from titan.compiler.verify.flow import Flow
 from titan.compiler.verify.loss import BUFFER, loss
 from titan.compiler.verify.micro_batch import evaluate_flow, forward_graph, train_flow
+from titan.compiler.verify.piece import Piece
 from titan.compiler.verify.rings import bare
 from titan.compiler.verify.updates import Step, train_step
 from titan.compiler.verify.whole import whole

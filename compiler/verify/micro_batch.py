@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from titan.compiler.plan.program import Plan, Role
-from titan.compiler.verify.flow import Flow, Piece
+from titan.compiler.verify.flow import Flow
+from titan.compiler.verify.piece import Piece
 from titan.compiler.verify.rings import bare
 from titan.compiler.verify.units import gradient_outputs
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from titan.compiler.plan.instruction import Instruction, base_name
 from titan.compiler.plan.program import Block, Plan, Role
 from titan.compiler.verify.findings import Finding, at
-from titan.compiler.verify.flow import Piece
+from titan.compiler.verify.piece import Piece
 
 
 @dataclass
