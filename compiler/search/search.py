@@ -319,6 +319,10 @@ def _on_host(spec: Spec, best: Finalist, machine: Machine, limit: int) -> Finali
         return best
     if recomputing(best.plan, machine) < WORTH * best.timeline.seconds:
         return best
+    plain = replace(best.strategy, recompute="none", tiers=(), offloaded=())
+    tiered = with_tiers(spec, plain, machine, limit, host=word)
+    if not tiered.strategy.layers_on_host:  # to rebuild is cheaper, layer by layer
+        return best
     only = least_layers(spec, best.strategy, machine, limit)
     if only is not None:
         why = {"offload": host_sentence(only[0]), "recompute": "the host holds what would not fit"}
@@ -326,17 +330,8 @@ def _on_host(spec: Spec, best: Finalist, machine: Machine, limit: int) -> Finali
         timeline = simulate(only[1].plan, machine)
         if timeline.step < best.timeline.step and only[1].ledger.verdict == "fits":
             return Finalist(replace(only[0], reasons=told), only[1].plan, timeline, only[1].ledger)
-    return _mixed(spec, best, word, machine, limit)
-
-
-def _mixed(spec: Spec, best: Finalist, word: str, machine: Machine, limit: int) -> Finalist:
-    """The same plan with some layers on the host and some that recompute, where the host alone does not do."""
-    plain = replace(best.strategy, recompute="none", tiers=(), offloaded=())
-    tiered = with_tiers(spec, plain, machine, limit, host=word)
-    if not tiered.strategy.layers_on_host or tiered.ledger.verdict != "fits":
-        return best
     timeline = simulate(tiered.plan, machine)
-    if timeline.step >= best.timeline.step:
+    if tiered.ledger.verdict != "fits" or timeline.step >= best.timeline.step:
         return best
     strategy = replace(tiered.strategy, reasons=_explained(tiered.strategy, tiered.counts))
     return Finalist(strategy, tiered.plan, timeline, tiered.ledger)
