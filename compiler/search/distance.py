@@ -7,6 +7,7 @@ costs the memory of one more layer each time. So the distance grows as long as t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from titan.compiler.cost.machine import Machine
     from titan.compiler.cost.memory import MemoryLedger
     from titan.compiler.plan.program import Plan
+    from titan.compiler.search.tiers import Table
     from titan.compiler.spec.schema import Spec
     from titan.compiler.strategy import Strategy
 
@@ -28,12 +30,13 @@ FARTHEST = 4
 
 @dataclass(frozen=True)
 class Finalist:
-    """A compiled and simulated plan."""
+    """A compiled and simulated plan. `tables`: what was measured to choose its tiers of recompute, if it was."""
 
     strategy: Strategy
     plan: Plan
     timeline: Timeline
     ledger: MemoryLedger
+    tables: Mapping[int, Table] | None = None
 
 
 def fetches(s: Strategy) -> bool:

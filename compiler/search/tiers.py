@@ -10,7 +10,7 @@ holds less, and costs what that plan takes longer. So each layer is kept, rebuil
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import TYPE_CHECKING
@@ -64,22 +64,41 @@ def fewest(layers: int, sizes: Sequence[float], costs: Sequence[float], limit: f
     return best
 
 
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Of a rank, by way (the tiers, then the host): bytes with all layers in it, seconds that one layer costs."""
+
+    sizes: tuple[float, ...]
+    costs: tuple[float, ...]
+
+    def with_way(self, size: float, cost: float) -> Table:
+        return Table((*self.sizes, size), (*self.costs, cost))
+
+
 @dataclass(frozen=True)
 class Tiered:
-    """A strategy with a tier for each layer, its plan and what that holds, and the counts of every pipeline rank."""
+    """A strategy with a tier for each layer, its plan and what that holds, and the counts of every pipeline rank.
+    `tables`: of the ranks that do not hold everything, what was measured to choose."""
 
     strategy: Strategy
     plan: Plan
     ledger: MemoryLedger
     counts: tuple[Counts, ...]
+    tables: Mapping[int, Table]
 
 
 def with_tiers(
-    spec: Spec, strategy: Strategy, machine: Machine, limit: int, known: Measured | None = None, host: str = ""
+    spec: Spec,
+    strategy: Strategy,
+    machine: Machine,
+    limit: int,
+    known: Measured | None = None,
+    host: str = "",
+    tables: Mapping[int, Table] | None = None,
 ) -> Tiered:
     """The least that must be recomputed, layer by layer. Of a strategy that is not adaptive, one that has the same tier
     everywhere says so in one word. `known`: the strategy's own plan, where there is one. `host`: the kind of offload by
-    which layers may be on the host in place of recompute; empty: none may."""
+    which layers may be on the host in place of recompute; empty: none may. `tables`: of the same strategy, if known."""
     word = "adaptive" if strategy.recompute == "adaptive" else "mixed"
     layers = sum(strategy.stages)
     freest = replace(strategy, recompute=word, tiers=("none",) * layers)
@@ -88,16 +107,12 @@ def with_tiers(
     roles = first.plan.roles
     if first.ledger.upper <= limit:
         whole = tuple(Counts(sum(map(len, role.layers)), 0, 0, 0.0) for role in roles)
-        return Tiered(strategy if own else freest, first.plan, first.ledger, whole)
+        return Tiered(strategy if own else freest, first.plan, first.ledger, whole, {})
     tight = {role.pipeline for role in first.ledger.roles if role.upper > limit}  # the others keep everything
-    uniform = [first]
-    for tier in TIERS[1:]:
-        same = known if tier == strategy.recompute else None
-        uniform.append(same or measured(spec, replace(freest, tiers=(tier,) * layers), machine, limit, tight))
-    table = _tables(uniform, machine, tight)
-    uniform.clear()  # large plans are not kept beside others
+    given = {**({strategy.recompute: known} if known else {}), TIERS[0]: first}
+    tables = table = tables or _tables(spec, freest, given, machine, limit, tight)
     if host:
-        _with_host(spec, replace(freest, offload=host, offloaded=()), first.plan, table, machine, limit)
+        table = _with_host(spec, replace(freest, offload=host, offloaded=()), first.plan, tables, machine, limit)
     rooms, changed, found = dict.fromkeys(tight, float(limit)), tight, dict[int, Counts]()
     tried: Measured | None = None
     for _ in range(ROUNDS):
@@ -120,40 +135,40 @@ def with_tiers(
         rooms = {rank: room - over.get(rank, 0) for rank, room in rooms.items()}
         changed = tight.intersection(over)
     assert tried is not None
-    return Tiered(chosen, tried.plan, tried.ledger, counts)
+    return Tiered(chosen, tried.plan, tried.ledger, counts, tables)
 
 
-Table = tuple[
-    list[float], list[float]
-]  # of a rank, by tier: bytes with all layers in it, seconds of one layer's rebuild
-
-
-def _tables(uniform: Sequence[Measured], machine: Machine, ranks: set[int]) -> dict[int, Table]:
-    """What each tier holds and costs on the ranks that need one."""
-    found: dict[int, Table] = {rank: ([], []) for rank in ranks}
-    for one in uniform:
+def _tables(
+    spec: Spec, freest: Strategy, given: Mapping[str, Measured], machine: Machine, limit: int, ranks: set[int]
+) -> dict[int, Table]:
+    """What each tier holds and costs on the ranks that need one. `given`: plans with all layers in a tier."""
+    found: dict[int, Table] = dict.fromkeys(ranks, Table((), ()))
+    for tier in TIERS:
+        uniform = replace(freest, tiers=(tier,) * sum(freest.stages))
+        one = given.get(tier) or measured(spec, uniform, machine, limit, ranks)
         held = [role for role in one.ledger.roles if role.pipeline in ranks]
         plan = replace(one.plan, roles=tuple(role for role in one.plan.roles if role.pipeline in ranks))
         for role, seconds in zip(held, _rebuild_seconds(plan, machine), strict=True):
-            found[role.pipeline][0].append(float(role.upper))
-            found[role.pipeline][1].append(seconds)
+            found[role.pipeline] = found[role.pipeline].with_way(float(role.upper), seconds)
     return found
 
 
-def _with_host(spec: Spec, away: Strategy, kept: Plan, table: dict[int, Table], machine: Machine, limit: int) -> None:
-    """Adds to the table what a rank holds with all its layers on the host, and the seconds of one layer there."""
+def _with_host(
+    spec: Spec, away: Strategy, kept: Plan, tables: Mapping[int, Table], machine: Machine, limit: int
+) -> dict[int, Table]:
+    """The tables with what a rank holds with all its layers on the host, and the seconds of one layer there."""
     there = measured(spec, away, machine, limit)
     longer = max(simulate(there.plan, machine).seconds - simulate(kept, machine).seconds, 0.0)
     layers = max(sum(map(len, role.layers)) for role in there.plan.roles)
-    for role in there.ledger.roles:
-        if role.pipeline in table:
-            table[role.pipeline][0].append(float(role.upper))
-            table[role.pipeline][1].append(longer / layers / away.micro_batches)
+    one = longer / layers / away.micro_batches
+    return {
+        r.pipeline: tables[r.pipeline].with_way(float(r.upper), one) for r in there.ledger.roles if r.pipeline in tables
+    }
 
 
 def _of_rank(plan: Plan, rank: int, table: Table, room: float) -> Counts:
     role = next(role for role in plan.roles if role.pipeline == rank)
-    return fewest(sum(map(len, role.layers)), *table, room)
+    return fewest(sum(map(len, role.layers)), table.sizes, table.costs, room)
 
 
 def _first(plan: Plan, counts: Sequence[Counts]) -> tuple[int, ...]:
