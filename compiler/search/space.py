@@ -47,6 +47,11 @@ class Batch(NamedTuple):
 
 
 EXPERT_RULES = rules_reading("expert", "expert_tensor")
+BEYOND_MESH = rules_reading(  # all but those that a mesh alone breaks or keeps
+    "sequence_parallel", "context_form", "context_heads", "context_order", "micro_batch", "schedule", "chunks",
+    "stages", "zero", "shard", "reduce", "gather", "prefetch", "offload", "late_check", "recompute", "expert",
+    "expert_tensor",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +282,7 @@ def _family(
         if schedule not in agreed:
             micro_batches = plain.micro_batches // size
             some = plain.but(schedule=schedule, wished_chunks=chunks, micro_batch=size, micro_batches=micro_batches)
-            agreed[schedule] = is_legal(spec, some)
+            agreed[schedule] = is_legal(spec, some, BEYOND_MESH)
         if agreed[schedule]:
             batches.append(Batch(size, schedule, chunks))
     rows = tuple(loss_rows(spec, b.size, plain.context, plain.tensor) for b in batches)
