@@ -15,7 +15,7 @@ from titan.compiler.schedules.listing import Costs
 from titan.compiler.schedules.order import Order
 from titan.compiler.schedules.registry import schedule_row
 from titan.compiler.schedules.solved import solve
-from titan.compiler.schedules.timetable import period, timetable
+from titan.compiler.schedules.timetable import Durations, period, timetable
 from titan.compiler.search.candidates import Candidate, saved, with_stages
 from titan.compiler.search.space import schedules
 from titan.compiler.strategy import Strategy
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 BEST = 4  # meshes whose schedules are tried
 SHARED = 12  # the same where ranks share cores, of which closed forms know little
-ELEMENTS = 6500  # of an order that is timed; a longer one keeps its closed form
+ELEMENTS = 6500  # of an order that is timed; of a longer one two shorter ones are
+LONG = 3  # longer orders that are timed for one of the first meshes: the best by closed form that fit
+LONG_MESHES = 2
 ABOUT = 1.08  # by which the closed form of a split backward's memory may be too high: plans are measured afterwards
 SOLVED = 1_600  # elements of an order that is searched for
 STALL = 0.02  # share of a step that not waiting for the norm must save: a norm that clips by surprise costs two steps
@@ -35,18 +37,41 @@ def with_schedules(spec: Spec, estimator: Estimator, ranked: list[Candidate], li
     """`ranked` with the other schedules of its first candidates, in order of their times."""
     tried: list[Candidate] = []
     best = SHARED if estimator.machine.cores else BEST
-    for candidate in ranked[:best]:
-        s = candidate.strategy
-        for name, chunks in schedules(spec, s.pipeline, s.micro_batches) if s.pipeline > 1 else ():
-            elements = 3 * s.pipeline * s.micro_batches * chunks * schedule_row(name).copies
-            first = candidate is ranked[0] or _pinned(spec, name)
-            if elements > ELEMENTS or (name == "solved" and (elements > SOLVED or not first)):
-                continue
+    for number, candidate in enumerate(ranked[:best]):
+        short, long = _by_length(spec, estimator, candidate, number)
+        for name, chunks in short:
             tried += timed(spec, estimator, candidate, name, chunks, limit)
+        left = LONG if number < LONG_MESHES else 0
+        for name, chunks in long if left else ():
+            found = timed(spec, estimator, candidate, name, chunks, limit)
+            tried, left = tried + found, left - bool(found)
+            if not left:
+                break
     if not tried:
         return ranked
     others = [c for c in ranked[:best] if c.strategy.pipeline == 1]
     return sorted([*tried, *others], key=lambda c: c.key) + ranked[best:]
+
+
+def _by_length(
+    spec: Spec, estimator: Estimator, candidate: Candidate, number: int
+) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
+    """The schedules of one candidate, the `number`-th: those with short orders, and those with long ones, the best by
+    closed form first."""
+    s = candidate.strategy
+    short: list[tuple[str, int]] = []
+    long: list[tuple[float, str, int]] = []
+    for name, chunks in schedules(spec, s.pipeline, s.micro_batches) if s.pipeline > 1 else ():
+        elements = 3 * s.pipeline * s.micro_batches * chunks * schedule_row(name).copies
+        first = number == 0 or _pinned(spec, name)
+        if name == "solved" and (elements > SOLVED or not first):
+            continue
+        if elements <= ELEMENTS:
+            short.append((name, chunks))
+        elif schedule_row(name).size is None:
+            changed = replace(s, schedule=name, wished_chunks=chunks, stages=spec.parallel.stages.value or ())
+            long.append((estimator.bound(changed), name, chunks))
+    return short, [(name, chunks) for _, name, chunks in sorted(long)]
 
 
 def _pinned(spec: Spec, name: str) -> bool:
@@ -69,11 +94,10 @@ def timed(
         return []
     strategy = finished(found, estimator, limit)
     durations, wish = estimator.durations(strategy), spec.parallel.late_check
-    once = timetable(strategy.order, durations)
-    bodies = {False: once.makespan} if wish.allows(False) else {}
+    once, on = body_seconds(strategy, durations)
+    bodies = {False: once} if wish.allows(False) else {}
     if wish.allows(True) and not strategy.state_on_host:  # legality: what is kept is on the device
-        on = period(strategy.order, durations, once)
-        bodies |= {True: on} if not bodies or on < (1 - STALL) * once.makespan else {}
+        bodies |= {True: on} if not bodies or on < (1 - STALL) * once else {}
     tried = []
     for late, body in bodies.items():
         whole = replace(strategy, late_check=late)
@@ -82,6 +106,33 @@ def timed(
             seconds = estimate.seconds - estimator.pipeline_part(whole) + estimator.crowded(whole, body)
             tried.append(Candidate(whole, replace(estimate, seconds=seconds)))
     return tried
+
+
+def body_seconds(strategy: Strategy, durations: Durations) -> tuple[float, float]:
+    """Seconds of the body of a step: of one alone, and what a further one adds. In the middle of a long order every
+    round of micro-batches takes as long as the one before, so two shorter orders that differ by a round tell."""
+    few, more = rounds(strategy)
+    if few == more:
+        return _timed_body(strategy, durations)
+    (a, b), (c, d) = (_timed_body(replace(strategy, micro_batches=number), durations) for number in (few, more))
+    rest = (strategy.micro_batches - more) / (more - few)
+    return c + rest * (c - a), d + rest * (d - b)
+
+
+def _timed_body(strategy: Strategy, durations: Durations) -> tuple[float, float]:
+    once = timetable(strategy.order, durations)
+    return once.makespan, period(strategy.order, durations, once)
+
+
+def rounds(s: Strategy) -> tuple[int, int]:
+    """Numbers of micro-batches whose orders are timed; twice the strategy's own where that is short."""
+    row, own = schedule_row(s.schedule), s.micro_batches
+    elements = 3 * s.pipeline * own * s.chunks * row.copies
+    if elements > ELEMENTS and s.written_order is None and row.size is None:
+        for few in range(2 * s.pipeline + own % s.pipeline, own - s.pipeline, s.pipeline):  # the pipeline has filled
+            if row.legal(s.pipeline, few) and row.legal(s.pipeline, few + s.pipeline):
+                return few, few + s.pipeline
+    return own, own
 
 
 def _first_tier(spec: Spec, s: Strategy) -> str:

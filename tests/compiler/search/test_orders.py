@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import combinations, pairwise
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -11,6 +12,8 @@ from titan.compiler.cost.simulate import simulate
 from titan.compiler.lower import lower
 from titan.compiler.schedules.order import looped, vee
 from titan.compiler.schedules.registry import SCHEDULES
+from titan.compiler.schedules.timetable import Durations
+from titan.compiler.search import orders
 from titan.compiler.search.search import search
 from titan.compiler.search.stages import balance_ranks
 from titan.compiler.strategy import Strategy
@@ -54,6 +57,22 @@ def test_the_split_is_the_best_there_is(
     best = best_by_trying(costs, placement, first, last)
     found = slowest(costs, split, placement, first, last)
     assert found <= best + (1.0 if uneven else 1e-9)  # exact for equal layers, else within half of a large one
+
+
+@pytest.mark.parametrize("name", [name for name in SCHEDULES if name != "solved"])
+def test_two_short_orders_tell_how_long_a_long_one_takes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against the timetable of the whole order, with chunks that differ by up to a twentieth."""
+    row, random = SCHEDULES[name], Random(name)
+    for ranks, micro_batches in ((4, 62), (8, 128)):
+        chunks = ranks * row.chunks
+        phases = [tuple(random.uniform(1, 1.05) for _ in range(chunks)) * row.copies for _ in range(3)]
+        durations = Durations(phases[0], phases[1], phases[2], 0.07)
+        strategy = Strategy(pipeline=ranks, micro_batches=micro_batches, schedule=name, wished_chunks=row.chunks)
+        monkeypatch.setattr(orders, "ELEMENTS", 10**9)
+        exact = orders.body_seconds(strategy, durations)
+        monkeypatch.setattr(orders, "ELEMENTS", 0)
+        assert orders.rounds(strategy)[1] < micro_batches
+        assert orders.body_seconds(strategy, durations) == pytest.approx(exact, rel=0.015)
 
 
 def test_a_split_keeps_to_the_memory_of_a_place() -> None:
