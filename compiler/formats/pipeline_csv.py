@@ -11,10 +11,12 @@ import csv
 import io
 import re
 from collections import Counter
+from itertools import chain
 
 from titan.compiler.plan.program import Plan, Role
 from titan.compiler.schedules.order import Element, Order, Pair
 from titan.compiler.schedules.timetable import Durations, StalledOrder, timetable
+from titan.compiler.schedules.wiring import parts
 from titan.grammar.diagnostics import Diagnostic, Note, Span, TitanError
 
 _ACTION = re.compile(r"(\d+)(F|B|I|W)(\d+)")
@@ -100,7 +102,7 @@ def _placement(programs: tuple[tuple[Element | Pair, ...], ...], path: str) -> t
     """The rank of every stage, from where its actions stand."""
     held: dict[int, int] = {}
     for rank, items in enumerate(programs):
-        for element in _parts(items):
+        for element in chain.from_iterable(map(parts, items)):
             if held.setdefault(element.chunk, rank) != rank:
                 message = f"stage {element.chunk} is on ranks {held[element.chunk]} and {rank}"
                 raise _refused(message, path, rank)
@@ -110,13 +112,9 @@ def _placement(programs: tuple[tuple[Element | Pair, ...], ...], path: str) -> t
     return tuple(held[stage] for stage in sorted(held))
 
 
-def _parts(items: tuple[Element | Pair, ...]) -> list[Element]:
-    return [e for item in items for e in ((item.forward, item.backward) if isinstance(item, Pair) else (item,))]
-
-
 def _complete(order: Order, path: str) -> None:
     """Every micro-batch goes forward once through every stage, and back once, whole or as inputs and weights."""
-    done = Counter(e for items in order.ranks for e in _parts(items))
+    done = Counter(e for rank in range(len(order.ranks)) for e in order.elements(rank))
     twice = next((e for e, times in done.items() if times > 1), None)
     if twice is not None:
         raise _refused(f"{_cell(twice)} is done {done[twice]} times", path, order.placement[twice.chunk])
@@ -142,7 +140,12 @@ def _refused(
 def order_of(plan: Plan) -> Order:
     """The order that a plan's programs follow."""
     programs = tuple(_elements(role) for role in plan.roles)
-    held = {e.chunk: role.pipeline for role, items in zip(plan.roles, programs, strict=True) for e in _parts(items)}
+    held = {
+        e.chunk: role.pipeline
+        for role, items in zip(plan.roles, programs, strict=True)
+        for item in items
+        for e in parts(item)
+    }
     chunks = len(plan.setting("strategy")["stages"])
     return Order(tuple(held[c] for c in sorted(held)), programs, max(1, len(held) // chunks))
 
