@@ -1,4 +1,5 @@
-"""Schedules for the best candidates: every order that the wishes allow is timed with the candidate's own chunk times.
+"""Schedules for the best candidates: the orders that the wishes allow are timed with the candidate's own chunk times.
+Of long ones, of which only the first candidates get some, two shorter ones are.
 
 The closed forms rank meshes by one schedule; here the best of them get the others too, with the layers split for the
 schedule's placement. A timed order knows uneven chunks, head and links; what stands outside the body of a step keeps
