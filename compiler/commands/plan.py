@@ -36,10 +36,9 @@ def plan(spec: str, output: Path | None, pareto: bool, as_json: bool) -> int:
         show(findings(proofs))
         return 1
     if output is not None:
-        from titan.compiler.plan.file import plan_hash, write_plan
+        from titan.compiler.plan.file import write_plan
 
-        write_plan(compiled.plan, output)
-        say(f"wrote {output} (sha256 {plan_hash(compiled.plan)[:16]})")
+        say(f"wrote {output} (sha256 {write_plan(compiled.plan, output)[:16]})")
     return 0
 
 

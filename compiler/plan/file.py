@@ -32,10 +32,12 @@ def plan_hash(plan: Plan) -> str:
     return hashlib.sha256(_split(plan)[1]).hexdigest()
 
 
-def write_plan(plan: Plan, path: str | Path) -> None:
-    """Writes the file in one step: it is whole or not there. Raises OSError when the place cannot be written."""
+def write_plan(plan: Plan, path: str | Path) -> str:
+    """Writes the file in one step: it is whole or not there. Gives `plan_hash` of what it has written. Raises OSError
+    when the place cannot be written."""
     head, rest = _split(plan)
-    line = f"{head} sha256 {hashlib.sha256(rest).hexdigest()}\n".encode()
+    digest = hashlib.sha256(rest).hexdigest()
+    line = f"{head} sha256 {digest}\n".encode()
     data = gzip.compress(line + rest, compresslevel=6, mtime=0)
     target = Path(path)
     partial = target.with_name(f".{target.name}.{os.getpid()}")
@@ -47,6 +49,7 @@ def write_plan(plan: Plan, path: str | Path) -> None:
         partial.replace(target)
     finally:
         partial.unlink(missing_ok=True)
+    return digest
 
 
 def _expand(data: bytes) -> bytes:

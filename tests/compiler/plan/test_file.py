@@ -41,6 +41,10 @@ def test_hash_stands_in_the_first_line_and_tells_plans_apart(file: Path) -> None
     assert plan_hash(replace(plan, settings=(("train.sequence", "5"),))) != plan_hash(plan)
 
 
+def test_what_is_written_has_the_hash_that_is_given(tmp_path: Path) -> None:
+    assert write_plan(two_stages(), tmp_path / "a.plan") == plan_hash(two_stages())
+
+
 def test_any_cut_is_refused(file: Path) -> None:
     whole = file.read_bytes()
     for length in {0, 1, 5, 12, len(whole) // 2, len(whole) - 9, len(whole) - 1}:

@@ -69,6 +69,50 @@ def test_any_order_round_trips(order: tuple[BlockCall, ...]) -> None:
     assert tuple(call for line in order_lines(order) for call in read_calls(line)) == order
 
 
+def one_on(before: BlockCall, after: BlockCall) -> bool:
+    risen = tuple(a + 1 for a in before.arguments)
+    return bool(risen) and after == BlockCall(before.block, risen)
+
+
+def pattern_at(order: tuple[BlockCall, ...], start: int) -> tuple[int, int]:
+    """(period, times) of the pattern that covers most calls from there, counted one by one."""
+    best = (1, 1)
+    for period in (1, 2, 3, 4):
+        end = start + period
+        while end < len(order) and one_on(order[end - period], order[end]):
+            end += 1
+        best = max(best, (period, (end - start) // period), key=lambda found: found[0] * found[1] * (found[1] > 1))
+    return best if best[1] > 1 else (1, 1)
+
+
+@given(calls, st.integers(1, 6), st.integers(1, 5), calls)
+def test_a_line_with_a_pattern_covers_most_calls(
+    before: tuple[BlockCall, ...], times: int, period: int, after: tuple[BlockCall, ...]
+) -> None:
+    once = tuple(BlockCall(c.block, c.arguments or (0,)) for c in after[:period])
+    risen = [BlockCall(c.block, tuple(a + n for a in c.arguments)) for n in range(times) for c in once]
+    order, position = (*before, *risen, *after), 0
+    for line in order_lines(order):
+        here = read_calls(line)
+        repeated = " x " in line or ".." in line
+        for at in range(position, position + len(here)) if not repeated else ():
+            assert pattern_at(order, at) == (1, 1)
+        if repeated:
+            at_once, rounds = pattern_at(order, position)
+            assert at_once * rounds == len(here)
+        position += len(here)
+    assert position == len(order)
+
+
+def test_one_micro_batch_on_is_a_run_and_two_are_none() -> None:
+    assert order_lines(tuple(BlockCall("F", (n,)) for n in (1, 2, 3))) == ["  F(1..3)"]
+    assert order_lines(tuple(BlockCall("F", (n,)) for n in (1, 3, 5))) == ["  F(1) F(3) F(5)"]
+    assert order_lines((BlockCall("F", (1, 4)), BlockCall("F", (2, 5)))) == ["  2 x F(1,4)"]
+    assert order_lines((BlockCall("F", (1, 4)), BlockCall("F", (2, 6)))) == ["  F(1,4) F(2,6)"]
+    assert order_lines((BlockCall("F"), BlockCall("F"), BlockCall("F", (1,)))) == ["  F F F(1)"]
+    assert order_lines((BlockCall("a", (9,)), BlockCall("b", (0,)))) == ["  a(9) b(0)"]  # numbers of different blocks
+
+
 def test_schedules_are_a_few_lines() -> None:
     order = one_f_one_b(3, 16, 512)
     lines = order_lines(order)
