@@ -8,18 +8,14 @@ outstanding sends of that channel is full, and at the end for the rest.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import pairwise, zip_longest
 
 from titan.compiler.passes.blocks import Chunk
 from titan.compiler.plan.instruction import Instruction
 from titan.compiler.plan.program import Block, BlockCall
 from titan.compiler.schedules.order import Element, Order, Pair
 from titan.compiler.schedules.wiring import parts
-
-Message = tuple[str, int, int]  # ("x" or "d", chunk that receives or sends it, micro-batch)
-Channel = tuple[int, int, str]  # sender, receiver, "x" or "d"
 
 
 def transfer_blocks(chunk: Chunk, training: bool) -> tuple[Block, ...]:
@@ -45,98 +41,99 @@ def _sent(name: str, register: str) -> Block:
     return Block(name, ("i",), (Instruction("wait", (), (f"t.{register}?",)), Instruction("free", reads=(register,))))
 
 
+class _Channel:
+    """Messages of one kind between two ranks, each by the chunk that receives it and its micro-batch, in the order in
+    which they are sent; as calls of the receiver and of the sender. Of these `posted`, `begun` and `ended` are made."""
+
+    __slots__ = ("begun", "ended", "kind", "messages", "onward", "places", "posted", "received", "sent")
+
+    def __init__(self, kind: str) -> None:
+        self.kind, self.onward = kind, 1 if kind == "x" else -1
+        self.messages: list[tuple[int, int]] = []
+        self.places: dict[tuple[int, int], int] = {}
+        self.received: list[BlockCall] = []
+        self.sent: list[BlockCall] = []
+        self.posted = self.begun = self.ended = 0
+
+    def number(self) -> None:
+        """Makes the calls when all messages are known."""
+        chunks = {receiver for receiver, _ in self.messages}
+        received = {c: f"recv.{self.kind}.c{c}" for c in chunks}
+        sent = {c: f"sent.{self.kind}.c{c - self.onward}" for c in chunks}
+        self.places = {message: place for place, message in enumerate(self.messages)}
+        self.received = [BlockCall(received[c], (micro_batch,)) for c, micro_batch in self.messages]
+        self.sent = [BlockCall(sent[c], (micro_batch,)) for c, micro_batch in self.messages]
+
+
+_Ends = dict[tuple[str, int], _Channel]  # by phase and chunk of the elements at this end
+_Step = tuple[list[tuple[_Channel, tuple[int, int]]], list[_Channel], BlockCall]  # messages awaited, sends, call
+
+
 @lru_cache(maxsize=8)  # plans that differ in the tiers of their layers have one order
 def transfers(order: Order, window: int, forward: str = "F") -> tuple[tuple[BlockCall, ...], ...]:
     """Block calls of every rank. `forward` names the forward blocks (E in an evaluation)."""
-    sends = _channels(order)
-    return tuple(_Rank(rank, order, sends, window, forward).calls() for rank in range(len(order.ranks)))
+    incoming, outgoing = _channels(order)
+    words = {"F": forward, "B": "B", "I": "I", "W": "W"}
+    names = {(p, c): f"{word}.c{c}" for p, word in words.items() for c in range(len(order.placement))}
+    programs = [[_step(item, incoming, outgoing, names) for item in items] for items in order.ranks]
+    for channel in dict.fromkeys(outgoing.values()):
+        channel.number()
+    return tuple(_calls(steps, window) for steps in programs)
 
 
-def _incoming(element: Element, order: Order) -> tuple[Channel, Message] | None:
-    """The message that an element waits for, if it comes from another rank."""
-    c, here = element.chunk, order.placement[element.chunk]
-    if element.phase == "F" and not order.first(c) and order.placement[c - 1] != here:
-        return (order.placement[c - 1], here, "x"), ("x", c, element.micro_batch)
-    if element.phase in "BI" and not order.last(c) and order.placement[c + 1] != here:
-        return (order.placement[c + 1], here, "d"), ("d", c, element.micro_batch)
-    return None
+def _channels(order: Order) -> tuple[_Ends, _Ends]:
+    """Channels by the elements that wait for their messages, and by those that send them."""
+    found: dict[tuple[int, int, str], _Channel] = {}
+    incoming: _Ends = {}
+    outgoing: _Ends = {}
+    for chunk, (here, there) in enumerate(pairwise(order.placement)):
+        if not order.last(chunk) and here != there:
+            forwards = found.setdefault((here, there, "x"), _Channel("x"))
+            outgoing["F", chunk] = incoming["F", chunk + 1] = forwards
+            backwards = found.setdefault((there, here, "d"), _Channel("d"))
+            for phase in "BI":
+                outgoing[phase, chunk + 1] = incoming[phase, chunk] = backwards
+    return incoming, outgoing
 
 
-def _outgoing(element: Element, order: Order) -> tuple[Channel, Message] | None:
-    """The message that an element sends: named as its receiver names it."""
-    c, here = element.chunk, order.placement[element.chunk]
-    if element.phase == "F" and not order.last(c) and order.placement[c + 1] != here:
-        return (here, order.placement[c + 1], "x"), ("x", c + 1, element.micro_batch)
-    if element.phase in "BI" and not order.first(c) and order.placement[c - 1] != here:
-        return (here, order.placement[c - 1], "d"), ("d", c - 1, element.micro_batch)
-    return None
+def _step(item: Element | Pair, incoming: _Ends, outgoing: _Ends, names: dict[tuple[str, int], str]) -> _Step:
+    """An item of a rank's order; what it sends is put into its channels."""
+    if isinstance(item, Pair):
+        one, other = (_step(element, incoming, outgoing, names) for element in parts(item))
+        f, b = item.forward, item.backward
+        call = BlockCall(f"F.c{f.chunk}+{b.phase}.c{b.chunk}", (f.micro_batch, b.micro_batch))
+        return one[0] + other[0], one[1] + other[1], call
+    micro_batch, chunk = item.micro_batch, item.chunk
+    end = (item.phase, chunk)
+    channel, sends = incoming.get(end), outgoing.get(end)
+    if sends is not None:
+        sends.messages.append((chunk + sends.onward, micro_batch))
+    return (
+        [] if channel is None else [(channel, (chunk, micro_batch))],
+        [] if sends is None else [sends],
+        BlockCall(names[end], (micro_batch,)),
+    )
 
 
-def _channels(order: Order) -> dict[Channel, list[Message]]:
-    """Messages of every channel in the order in which they are sent."""
-    found: dict[Channel, list[Message]] = {}
-    for rank in range(len(order.ranks)):
-        for element in order.elements(rank):
-            sent = _outgoing(element, order)
-            if sent:
-                found.setdefault(sent[0], []).append(sent[1])
-    return found
-
-
-@dataclass
-class _Rank:
-    rank: int
-    order: Order
-    sends: Mapping[Channel, list[Message]]
-    window: int
-    forward: str
-    found: list[BlockCall] = field(default_factory=list)
-    posted: dict[Channel, int] = field(default_factory=dict)
-    outstanding: dict[Channel, list[Message]] = field(default_factory=dict)
-
-    def calls(self) -> tuple[BlockCall, ...]:
-        items = self.order.ranks[self.rank]
-        for position, item in enumerate(items):
-            if position == 0:
-                self._post(item)
-            if position + 1 < len(items):
-                self._post(items[position + 1])
-            self._run(item)
-        for channel, messages in self.outstanding.items():
-            self.found += [self._sent(channel, m) for m in messages]
-        return tuple(self.found)
-
-    def _post(self, item: Element | Pair) -> None:
-        for element in parts(item):
-            expected = _incoming(element, self.order)
-            if expected is None:
-                continue
-            channel, message = expected
-            sent, first = self.sends[channel], self.posted.get(channel, 0)
-            last = sent.index(message, 0) + 1
-            for kind, chunk, micro_batch in sent[first:last]:
-                self.found.append(BlockCall(f"recv.{kind}.c{chunk}", (micro_batch,)))
-            self.posted[channel] = max(first, last)
-
-    def _run(self, item: Element | Pair) -> None:
-        for element in parts(item):
-            sent = _outgoing(element, self.order)
-            if sent is None:
-                continue
-            waiting = self.outstanding.setdefault(sent[0], [])
-            while len(waiting) >= self.window:
-                self.found.append(self._sent(sent[0], waiting.pop(0)))
-            waiting.append(sent[1])
-        self.found.append(self._call(item))
-
-    def _call(self, item: Element | Pair) -> BlockCall:
-        if isinstance(item, Pair):
-            f, b = item.forward, item.backward
-            return BlockCall(f"F.c{f.chunk}+{b.phase}.c{b.chunk}", (f.micro_batch, b.micro_batch))
-        phase = self.forward if item.phase == "F" else item.phase
-        return BlockCall(f"{phase}.c{item.chunk}", (item.micro_batch,))
-
-    def _sent(self, channel: Channel, message: Message) -> BlockCall:
-        kind, chunk, micro_batch = message
-        sender = chunk - 1 if kind == "x" else chunk + 1
-        return BlockCall(f"sent.{kind}.c{sender}", (micro_batch,))
+def _calls(steps: list[_Step], window: int) -> tuple[BlockCall, ...]:
+    """Calls of one rank: of its steps, of receives one step ahead, and of the ends of sends."""
+    found: list[BlockCall] = []
+    used: dict[_Channel, None] = {}  # those that are sent on, in order
+    for following, step in zip_longest(steps, (None, *steps)):
+        for channel, message in following[0] if following else ():
+            last = channel.places[message] + 1
+            if last > channel.posted:
+                found += channel.received[channel.posted : last]
+                channel.posted = last
+        if step is None:
+            continue
+        for channel in step[1]:
+            used[channel] = None
+            while channel.begun - channel.ended >= window:
+                found.append(channel.sent[channel.ended])
+                channel.ended += 1
+            channel.begun += 1
+        found.append(step[2])
+    for channel in used:
+        found += channel.sent[channel.ended : channel.begun]
+    return tuple(found)

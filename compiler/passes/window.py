@@ -7,6 +7,7 @@ run ahead of their neighbour too few slots even deadlock. The number is found by
 from __future__ import annotations
 
 from functools import cache
+from typing import NamedTuple
 
 from titan.compiler.passes.transfers import transfers
 from titan.compiler.plan.program import BlockCall
@@ -63,36 +64,55 @@ def _run(
     call: BlockCall, clock: int, order: Order, posted: dict[tuple[str, int], int], sent: dict[tuple[str, int], int]
 ) -> int | None:
     """Clock after a call, None if it cannot run yet."""
-    if call.block.startswith("recv."):
+    word, halves = _read(call.block)
+    if word == "recv":
         posted[call.block, call.arguments[0]] = clock
         return clock
-    if call.block.startswith("sent."):
-        _, kind, chunk = call.block.split(".")
-        receiver = int(chunk[1:]) + (1 if kind == "x" else -1)
-        arrived = posted.get((f"recv.{kind}.c{receiver}", call.arguments[0]))
+    if word == "sent":
+        arrived = posted.get((halves[0].onward, call.arguments[0]))
         return None if arrived is None else max(clock, arrived)
-    names = list(zip(call.block.split("+"), call.arguments, strict=True))
-    for name, micro_batch in names:
-        kind, number = _entry(name)
-        key = (f"recv.{kind}.c{number}", micro_batch)
+    for half, micro_batch in zip(halves, call.arguments, strict=True):
+        key = (half.receive, micro_batch)
         if key in posted:  # a message from another rank
             if key not in sent:
                 return None
             clock = max(clock, sent[key])
-        elif not _local(kind, number, order):
+        elif not _local(half.kind, half.chunk, order):
             return None
-    clock += sum(2 if name[0] == "B" else 1 for name, _ in names)
-    for name, micro_batch in names:
-        kind, number = _entry(name)
-        if kind in "xd":
-            sent[f"recv.{kind}.c{number + (1 if kind == 'x' else -1)}", micro_batch] = clock
+    clock += sum(half.length for half in halves)
+    for half, micro_batch in zip(halves, call.arguments, strict=True):
+        if half.onward:
+            sent[half.onward, micro_batch] = clock
     return clock
 
 
-def _entry(name: str) -> tuple[str, int]:
-    """(`x`, chunk) of a forward, (`d`, chunk) of a backward, (`w`, chunk) of a weight gradient."""
-    phase, chunk = name.split(".c")
-    return {"F": "x", "E": "x", "B": "d", "I": "d", "W": "w"}[phase], int(chunk)
+class _Half(NamedTuple):
+    """What a block does of a chunk: takes `x` in a forward, `d` in a backward, which its `receive` may bring, and sends
+    the same to where `onward` receives it; `w`: neither, in a weight gradient. `length` in unit times."""
+
+    kind: str
+    chunk: int
+    receive: str
+    onward: str
+    length: int = 0
+
+
+@cache
+def _read(block: str) -> tuple[str, tuple[_Half, ...]]:
+    """`recv`, `sent` or nothing, and the halves that are computed, or that have sent."""
+    if block.startswith("recv."):
+        return "recv", ()
+    if block.startswith("sent."):
+        _, kind, chunk = block.split(".")
+        return "sent", (_half(kind, int(chunk[1:])),)
+    halves = [name.split(".c") for name in block.split("+")]
+    kinds = {"F": "x", "E": "x", "B": "d", "I": "d", "W": "w"}
+    return "", tuple(_half(kinds[phase], int(chunk), 2 if phase == "B" else 1) for phase, chunk in halves)
+
+
+def _half(kind: str, chunk: int, length: int = 0) -> _Half:
+    onward = f"recv.{kind}.c{chunk + (1 if kind == 'x' else -1)}" if kind in "xd" else ""
+    return _Half(kind, chunk, f"recv.{kind}.c{chunk}", onward, length)
 
 
 def _local(kind: str, chunk: int, order: Order) -> bool:
