@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from titan.compiler.plan.program import Plan
     from titan.compiler.search.search import SearchResult
     from titan.compiler.spec.schema import Spec
+    from titan.compiler.verify.findings import Proof
 
 
 @dataclass(frozen=True)
@@ -48,3 +49,14 @@ def compile_spec(path: str | Path) -> Compiled:
 
     found = best(check_spec(path))
     return Compiled(found.spec, found.result)
+
+
+@rare_collections()
+def compile_and_prove(path: str | Path) -> tuple[Compiled, dict[str, Proof]]:
+    """`compile_spec`, and the proofs of its plan, begun while the search still times it. Raises TitanError."""
+    from titan.compiler.search.goal import best
+    from titan.compiler.verify.early import EarlyProofs
+
+    with EarlyProofs() as early:
+        found = best(check_spec(path), early.begin)
+        return Compiled(found.spec, found.result), early.proofs(found.result.plan)

@@ -16,16 +16,14 @@ from titan.grammar.diagnostics import Diagnostic, TitanError
 @click.option("--json", "as_json", is_flag=True, help="Print the prediction as one object to stdout.")
 def plan(spec: str, output: Path | None, pareto: bool, as_json: bool) -> int:
     """Search for the best plan of SPEC, compile, prove and price it, and print its summary."""
-    from titan.compiler.pipeline import compile_spec
+    from titan.compiler.pipeline import compile_and_prove
     from titan.compiler.report.summary import plan_json, print_summary
-    from titan.compiler.verify.proofs import verify
 
     if pareto:
         return _trade_offs(spec, output, as_json)
     if output is not None:
         _check_place(output)
-    compiled = compile_spec(spec)
-    proofs = verify(compiled.plan)
+    compiled, proofs = compile_and_prove(spec)
     if as_json:
         print_json(plan_json(compiled.spec, compiled.result, proofs))
     else:

@@ -6,16 +6,17 @@ smaller cluster, and less memory is a smaller limit (the epsilon-constraint meth
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from titan.compiler.cost.memory import memory_ledger
-from titan.compiler.search.search import SearchResult, fitting_by_estimate, memory_limit, search
+from titan.compiler.search.search import SearchResult, fitting_by_estimate, ignored, memory_limit, search
 from titan.compiler.spec.devices import parts
 from titan.grammar.diagnostics import Diagnostic, Note, TitanError
 
 if TYPE_CHECKING:
+    from titan.compiler.plan.program import Plan
     from titan.compiler.spec.schema import Spec
 
 TRIED = 3  # sizes of the cluster whose plans are compiled, best first by the closed forms
@@ -56,15 +57,16 @@ def device_hours(spec: Spec, seconds: float) -> float:
     return spec.cluster.world_size * seconds / 3600
 
 
-def best(spec: Spec) -> Choice:
-    """The best plan by the spec's objective, with what it left idle said in the spec's warnings.
+def best(spec: Spec, likely: Callable[[Plan], None] = ignored) -> Choice:
+    """The best plan by the spec's objective, with what it left idle said in the spec's warnings. `likely` is told of
+    plans as `search` tells it.
 
     Raises TitanError T302 when no layout is legal (exit code 2), T301 when none fits, T307 when none keeps the limits
     (exit code 3).
     """
     objective = spec.objective
     if not objective.fewer:
-        found = Choice(spec, search(spec))
+        found = Choice(spec, search(spec, likely=likely))
         tried = [found]
     else:
         tried = list(_compiled(spec))

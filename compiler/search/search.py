@@ -6,6 +6,7 @@ Deterministic: how many finalists are compiled follows from the size of their pl
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -107,14 +108,19 @@ def fitting_by_estimate(spec: Spec) -> list[Candidate]:
     return price(spec, estimator, space, safe_limit(estimator.machine, memory_limit(spec))).fitting
 
 
-def search(spec: Spec, risk: bool = True) -> SearchResult:
+def ignored(plan: Plan) -> None:
+    """Who is told of a likely plan, and has no use for it."""
+
+
+def search(spec: Spec, risk: bool = True, likely: Callable[[Plan], None] = ignored) -> SearchResult:
     """The fastest plan that fits; else, where `risk` is allowed, the fastest that is at risk; where there is
-    none either, the fastest that keeps something in host memory.
+    none either, the fastest that keeps something in host memory. `likely` is told of a large plan as soon as it will
+    probably be the one, and of the one when it is known: then its proofs can begin.
 
     Raises TitanError T302 when no layout is legal (exit code 2), T301 when none fits (exit code 3).
     """
     try:
-        return _search(spec, risk)
+        return _search(spec, risk, likely)
     except TitanError as refused:
         found = _with_host(spec, risk) if refused.exit_code == 3 else None
         if found is None:
@@ -144,7 +150,7 @@ def _with_host(spec: Spec, risk: bool) -> SearchResult | None:
     return replace(best, strategy=strategy, plan=with_settings(spec, best.plan, strategy))
 
 
-def _search(spec: Spec, risk: bool) -> SearchResult:
+def _search(spec: Spec, risk: bool, likely: Callable[[Plan], None] = ignored) -> SearchResult:
     from titan.compiler.lower import with_settings
 
     started = time.perf_counter()
@@ -161,7 +167,7 @@ def _search(spec: Spec, risk: bool) -> SearchResult:
         ranked = with_kept_logits(spec, estimator, ranked, closed)
         ranked = with_schedules(spec, estimator, ranked, closed)
         ranked += near
-        finalists = _compile(spec, estimator, ranked, (*ranked, *fitting, *others), closed, verdicts)
+        finalists = _compile(spec, estimator, ranked, (*ranked, *fitting, *others), closed, verdicts, likely)
         if finalists:
             rivals = _rivals(spec, estimator, priced.number, finalists, closed)
             finalists += _compile(spec, estimator, rivals, (*ranked, *fitting, *others), closed, verdicts)
@@ -174,6 +180,7 @@ def _search(spec: Spec, risk: bool) -> SearchResult:
     best = _layer_by_layer(spec, best, estimator.machine, limit)
     best = _on_host(spec, best, estimator.machine, limit)
     best = _ahead(spec, best, estimator, limit)
+    likely(best.plan)
     simulated = [(f.strategy, f.timeline.seconds) for f in finalists]
     strategy = replace(best.strategy, reasons=as_simulated(best.strategy, best.timeline.seconds, simulated))
     return SearchResult(
@@ -223,9 +230,10 @@ def _compile(
     everything: tuple[Candidate, ...],
     closed: int,
     verdicts: tuple[str, ...],
+    likely: Callable[[Plan], None] = ignored,
 ) -> list[Finalist]:
     """Finalists in order of their estimates, until enough of them have one of the verdicts; `closed` is the limit of
-    closed forms."""
+    closed forms. One that will stand alone is `likely`."""
     from titan.compiler.lower import with_settings
 
     limit = memory_limit(spec)
@@ -255,6 +263,8 @@ def _compile(
             why = _explained(tiered.strategy, tiered.counts)
             chosen = replace(chosen, strategy=tiered.strategy)
         if ledger.verdict in verdicts:
+            if enough == 1 and not found:
+                likely(plan)
             timeline = simulate(plan, estimator.machine)
             found.append(Finalist(replace(chosen.strategy, reasons=why), plan, timeline, ledger, tables))
     return found

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import sys
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from titan.compiler.garbage import rare_collections
 from titan.compiler.plan.program import Plan
 from titan.compiler.plan.segment import TIERS
 from titan.compiler.plan.tiers import at_start, at_tiers
+from titan.compiler.shared_work import SharedWork, in_order, second_core
 from titan.compiler.verify.data import data
 from titan.compiler.verify.declarations import declarations
 from titan.compiler.verify.fewer import fewer
@@ -26,7 +24,7 @@ from titan.compiler.verify.progress import progress
 from titan.compiler.verify.registers import registers
 from titan.compiler.verify.tiers import tiers
 
-__all__ = ["PROOFS", "Finding", "Proof", "verify"]
+__all__ = ["PROOFS", "Finding", "Proof", "Proving", "verify"]
 
 # declarations first: the others look names up without asking
 PROOFS: tuple[tuple[str, Callable[[Plan], list[Finding]]], ...] = (
@@ -42,64 +40,63 @@ PROOFS: tuple[tuple[str, Callable[[Plan], list[Finding]]], ...] = (
 )
 
 LARGE = 5_000  # instructions in blocks from which on two processes share the proofs
-APART = ("matching", "gradients", "data", "memory")  # about half of the work
+LONGEST = ("registers", "memory", "progress", "gradients", "layout", "matching")  # begun first, so that none is last
 
 
-@rare_collections()
+class Proving:
+    """The proofs of a plan, begun in a second process at once where that pays. Where layers are alike those that stand
+    for all of them are proven; memory is that of the whole plan."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self._less = fewer(plan)
+        jobs = _jobs(plan, self._less or plan)
+        self._work = SharedWork(jobs, _sound) if _large(plan) and second_core() else None
+        self._jobs = jobs
+
+    @rare_collections()
+    def proofs(self) -> dict[str, Proof]:
+        """Every proof by name."""
+        found = _in_their_order(self._work.finish() if self._work else in_order(self._jobs, _sound))
+        if self._less is None or all(proof.ok for proof in found.values()):
+            return found
+        return _in_their_order(in_order(_jobs(self.plan, self.plan), _sound))
+
+    def stop(self) -> None:
+        """Leaves the proofs undone."""
+        if self._work:
+            self._work.stop()
+
+
 def verify(plan: Plan) -> dict[str, Proof]:
-    """Every proof by name. A proof that cannot be carried out on a broken plan fails with a finding that says so. Where
-    layers are alike those that stand for all of them are proven; memory is that of the whole plan."""
-    names = tuple(name for name, _ in PROOFS)
-    less = fewer(plan)
-    if less is not None:
-        found = _all(less, tuple(name for name in names if name != "memory")) | _prove(plan, ("memory",))
-        if all(proof.ok for proof in found.values()):
-            return {name: found[name] for name in names}
-    return _all(plan, names)
+    """Every proof by name. A proof that cannot be carried out on a broken plan fails with a finding that says so."""
+    return Proving(plan).proofs()
 
 
-def _all(plan: Plan, names: Sequence[str]) -> dict[str, Proof]:
-    first = _prove(plan, ("declarations",))
-    rest = tuple(name for name in names if name != "declarations")
-    if not first["declarations"].ok:
-        why = Finding("T700", "not tried: the plan names things that are not declared")
-        return first | {name: Proof(False, 0.0, (why,)) for name in rest}
-    found = first | (_in_two_processes(plan, rest) if _shareable(plan) else _prove(plan, rest))
-    return {name: found[name] for name in names}
+def _jobs(plan: Plan, less: Plan) -> dict[str, Callable[[], Proof]]:
+    """The proofs in the order in which they are begun, of the smaller plan where that will do."""
+    (first, *rest) = (name for name, _ in PROOFS)
+    ranked = (first, *LONGEST, *(name for name in rest if name not in LONGEST))
+    return {name: partial(_prove, name, plan if name == "memory" else less) for name in ranked}
 
 
-def _prove(plan: Plan, names: Sequence[str]) -> dict[str, Proof]:
-    found: dict[str, Proof] = {}
-    for name, prove in PROOFS:
-        if name in names:
-            start = time.perf_counter()
-            findings = _in_all_tiers(name, prove, plan)
-            found[name] = Proof(not findings, time.perf_counter() - start, tuple(findings[:MOST]))
-    return found
+def _sound(declarations: Proof) -> bool:
+    return declarations.ok
 
 
-def _shareable(plan: Plan) -> bool:
-    """Whether a second process pays: a large plan, a second core, and no threads that a fork would leave behind."""
-    size = sum(len(block.instructions) for role in plan.roles for block in role.blocks)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-    return size > LARGE and cores > 1 and "torch" not in sys.modules and threading.active_count() == 1
+def _in_their_order(found: dict[str, Proof]) -> dict[str, Proof]:
+    why = Finding("T700", "not tried: the plan names things that are not declared")
+    return {name: found.get(name) or Proof(False, 0.0, (why,)) for name, _ in PROOFS}
 
 
-def _in_two_processes(plan: Plan, names: Sequence[str]) -> dict[str, Proof]:
-    """Half of the proofs in a forked process, which has the plan already."""
-    context = multiprocessing.get_context("fork")
-    here, there = context.Pipe(duplex=False)
-    theirs = [name for name in names if name in APART]
-    helper = context.Process(target=lambda: there.send(_prove(plan, theirs)), daemon=True)
-    helper.start()
-    there.close()
-    found = _prove(plan, [name for name in names if name not in theirs])
-    try:
-        found |= here.recv()
-    except EOFError:  # it was killed: its share is done here
-        found |= _prove(plan, theirs)
-    helper.join()
-    return found
+def _prove(name: str, plan: Plan) -> Proof:
+    start = time.perf_counter()
+    findings = _in_all_tiers(name, dict(PROOFS)[name], plan)
+    return Proof(not findings, time.perf_counter() - start, tuple(findings[:MOST]))
+
+
+def _large(plan: Plan) -> bool:
+    return sum(len(block.instructions) for role in plan.roles for block in role.blocks) > LARGE
 
 
 def _in_all_tiers(name: str, prove: Callable[[Plan], list[Finding]], plan: Plan) -> list[Finding]:

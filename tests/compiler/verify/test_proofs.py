@@ -197,7 +197,7 @@ def test_a_plan_of_405b_for_16384_ranks_is_proven_in_a_blink() -> None:
         stages=(7,) + (8,) * 14 + (7,),
         micro_batches=16,
     )
-    assert _large(lambda: lower(spec, strategy)) < 1.5  # about 0.2 s on a quiet machine
+    assert _large(lambda: lower(spec, strategy)) < 5  # 0.2 s on a quiet machine; rank by rank it would be minutes
 
 
 def test_roles_are_told_apart() -> None:
