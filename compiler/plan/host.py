@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from titan.compiler.plan.listing import stretches, weighted
-from titan.compiler.plan.program import Block, Role
+from titan.compiler.plan.program import Block, BlockCall, Role
 from titan.compiler.plan.sizes import Sizes
 
 
@@ -11,12 +13,13 @@ def host_memory(role: Role, sizes: Sizes) -> dict[str, int]:
     """Bytes of one rank in host memory: `optimizer` state in buffers, and `activations`: the most that any order holds
     at once, each from the offload that is issued to the `free` of its copy."""
     buffers = sum(buffer.bytes for buffer in role.buffers if buffer.place == "host")
-    return {"optimizer": buffers, "activations": max(_highest(role, name, sizes) for name, _ in role.orders)}
+    moves = sizes.each(role, _block)
+    if not any(map(any, moves.values())):
+        return {"optimizer": buffers, "activations": 0}
+    return {"optimizer": buffers, "activations": max(_highest(role.order(name), moves) for name in role.longest)}
 
 
-def _highest(role: Role, order: str, sizes: Sizes) -> int:
-    calls = role.order(order)
-    moves = {name: _block(role.block_table[name], sizes) for name in {call.block for call in calls}}
+def _highest(calls: Sequence[BlockCall], moves: dict[str, tuple[int, int]]) -> int:
     live = most = 0
     for call in calls:
         change, height = moves[call.block]
@@ -25,7 +28,7 @@ def _highest(role: Role, order: str, sizes: Sizes) -> int:
     return most
 
 
-def _block(block: Block, sizes: Sizes) -> tuple[int, int]:
+def _block(block: Block, sizes: Sizes, role: Role) -> tuple[int, int]:
     """(net change, height above the beginning) in bytes."""
     live = most = 0
     for stretch in stretches(block.instructions):

@@ -35,6 +35,13 @@ def names_of(instruction: Instruction) -> tuple[str, ...]:
     return (*instruction.writes, *instruction.reads, *instruction.updates, instruction.unit, *frame)
 
 
+@lru_cache(NAMES)
+def _first(name: str) -> tuple[str, int, str]:
+    """A name around its first layer (-1: there is none): `x.l5:i` -> (`x`, 5, `:i`)."""
+    found = _LAYER.search(name)
+    return (name[: found.start()], int(found[1]), name[found.end() :]) if found else (name, -1, "")
+
+
 class _Names(dict[str, str]):
     """New names by old ones, found when they are asked for."""
 
@@ -43,8 +50,12 @@ class _Names(dict[str, str]):
         self.layer = layer
 
     def __missing__(self, name: str) -> str:
-        new = self.layer
-        found = self[name] = _LAYER.sub(lambda m: f".l{new(int(m[1]))}", name) if ".l" in name else name
+        found = name
+        if ".l" in name:
+            head, layer, rest = _first(name)
+            if layer >= 0:
+                found = f"{head}.l{self.layer(layer)}{self[rest] if '.l' in rest else rest}"
+        self[name] = found
         return found
 
 

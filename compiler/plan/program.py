@@ -6,14 +6,17 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
+from titan.compiler.plan.alike import Like, alike
 from titan.compiler.plan.instruction import Instruction, base_name, unroll
-from titan.compiler.plan.listing import distinct
+from titan.compiler.plan.listing import stretches
 from titan.compiler.plan.mesh import Group, Mesh
 from titan.compiler.plan.operators import DTYPE_BYTES, TensorType
 from titan.compiler.plan.segment import Segment
 
+_OPCODE = attrgetter("opcode")
 BEGUN = ".begun"  # ends the names of blocks of order `check` that run before the next step's body
 
 
@@ -120,6 +123,15 @@ class Role:
 
     def order(self, name: str) -> tuple[BlockCall, ...]:
         return dict(self.orders)[name]
+
+    @cached_property
+    def longest(self) -> tuple[str, ...]:
+        """Orders that are not the beginning of another one."""
+        return tuple(
+            name
+            for name, calls in self.orders
+            if not any(len(calls) < len(others) and others[: len(calls)] == calls for _, others in self.orders)
+        )
 
     def instructions(self, order: str = "train") -> Iterator[tuple[int, int, BlockCall, Instruction]]:
         """The unrolled program: (position of the call, index in the block, call, instruction with concrete names)."""
@@ -248,10 +260,15 @@ class Plan:
         return declared is not None and declared.pipeline == bucket.homes
 
     @cached_property
+    def alike(self) -> tuple[Like, ...]:
+        """For each role, in order, which one stands for it (`compiler/plan/alike.py`)."""
+        return alike(self)
+
+    @cached_property
     def adaptive(self) -> bool:
         """Whether recompute tiers are left to the run."""
-        blocks = (block for role in self.roles for block in role.blocks)
-        return any(i.opcode == "watermark" for block in blocks for i in distinct(block.instructions))
+        parts = (part for role in self.roles for block in role.blocks for part in stretches(block.instructions))
+        return any("watermark" in map(_OPCODE, part.instructions) for part in parts)
 
     @cached_property
     def plan_only(self) -> tuple[str, ...]:

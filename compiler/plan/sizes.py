@@ -9,20 +9,27 @@ pair of numbers per call, however long the blocks are.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
+from operator import add
+from typing import Any, TypeVar
 
+from titan.compiler.plan.alike import Like
 from titan.compiler.plan.inside import Inside
 from titan.compiler.plan.instruction import HOST, Instruction, base_name, original, type_name
-from titan.compiler.plan.listing import copies, distinct, stretches
+from titan.compiler.plan.listing import Renaming, copies, distinct, stretches
 from titan.compiler.plan.operators import DTYPE_BYTES, Flops, statistics_dtype
-from titan.compiler.plan.program import Plan, Role
+from titan.compiler.plan.program import Block, Plan, Role
 from titan.compiler.plan.segment import parse_unit
 from titan.compiler.plan.staging import NOTHING, Staging, staging
-from titan.compiler.plan.storages import Profile, block_profile
+from titan.compiler.plan.storages import block_profile
 from titan.compiler.plan.tensor import TensorType
 from titan.compiler.plan.tiers import layer_of, start_tiers
 from titan.compiler.plan.workspace import rebuild_flops, segment_flops, segment_inside, weight_frame_bytes
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +62,23 @@ class Sizes:
         self._inside: dict[tuple[str, str, tuple[str, ...], str, tuple[str, ...]], Inside] = {}
         self._staged: dict[tuple[object, ...], Staging] = {}
         self._issued: dict[int, dict[str, Staging]] = {}
+        self._likes: dict[int, Like] = {}
+        self._measured: dict[tuple[int, object], tuple[Role, list[Any]]] = {}
+
+    def stands_for(self, role: Role) -> Like:
+        """Whose sizes a role has: those of the first one of the plan that is like it. Where tiers are left to the run
+        they are those with which the layers of a role begin."""
+        if not self._likes and not self.plan.adaptive:
+            self._likes = {id(like.role): like for like in self.plan.alike}
+        return self._likes.get(id(role)) or Like(role, role, Renaming.by(0))
+
+    def each(self, role: Role, measure: Callable[[Block, Sizes, Role], T]) -> dict[str, T]:
+        """What is measured of every block of a role; once for roles that are alike."""
+        first = self.stands_for(role).first
+        known = self._measured.get((id(first), measure))
+        if known is None:
+            known = self._measured[id(first), measure] = first, [measure(block, self, first) for block in first.blocks]
+        return {block.name: found for block, found in zip(role.blocks, known[1], strict=True)}
 
     @cached_property
     def start(self) -> dict[int, str]:
@@ -157,7 +181,7 @@ class Sizes:
 
     def tables(self, role: Role) -> int:
         """Bytes of the cosines and sines that rotary positions keep: of forward and of backward."""
-        names = {parse_unit(i.unit)[0] for block in role.blocks for i in distinct(block.instructions) if i.unit}
+        names = set[str]().union(*self.each(role, _segments).values())
         found = {
             (kind.shape[1], int(attributes["head_dim"]), statistics_dtype(kind.dtype), call.attributes)
             for name in names
@@ -278,6 +302,11 @@ class Sizes:
         return Traffic(whole, passes * whole * (members - 1) // members)
 
 
+def _segments(block: Block, sizes: Sizes, role: Role) -> set[str]:
+    """What a block computes."""
+    return {parse_unit(i.unit)[0] for i in distinct(block.instructions) if i.unit}
+
+
 def register_bytes(plan: Plan, name: str) -> int:
     """Bytes of one register on one rank."""
     return Sizes(plan).register(name)
@@ -311,31 +340,21 @@ class Liveness:
     curve: tuple[int, ...]
 
 
-def liveness(
-    plan: Plan,
-    role: Role,
-    order: str = "train",
-    sizes: Sizes | None = None,
-    profiles: dict[str, Profile] | None = None,
-) -> Liveness:
-    """Walks the calls of an order; exact for the registers, in bytes on one rank. `profiles`: of blocks of the role
-    that are known; further ones are put there."""
-    sizes, profiles = sizes or Sizes(plan), {} if profiles is None else profiles
-    calls = role.order(order)
-    for name in dict.fromkeys(call.block for call in calls):
-        if name not in profiles:
-            profiles[name] = block_profile(role.block_table[name], sizes, role)
-    live = 0
-    best = (0, 0, 0, (-1, -1))
-    curve: list[int] = []
-    for position, call in enumerate(calls):
-        found = profiles[call.block]
-        if live + found.height + found.workspace > best[0]:
-            registers = live + found.height
-            best = (registers + found.workspace, registers, found.workspace, (position, found.index))
-        live += found.change
-        curve.append(live)
-    return Liveness(*best, tuple(curve))
+def liveness(plan: Plan, role: Role, order: str = "train", sizes: Sizes | None = None) -> Liveness:
+    """Walks the calls of an order; exact for the registers, in bytes on one rank."""
+    sizes = sizes or Sizes(plan)
+    profiles = sizes.each(role, block_profile)
+    called = [call.block for call in role.order(order)]
+    changes = {name: found.change for name, found in profiles.items()}
+    tops = {name: found.height + found.workspace for name, found in profiles.items()}
+    curve = list(accumulate(map(changes.__getitem__, called), initial=0))
+    heights = list(map(add, curve, map(tops.__getitem__, called)))
+    peak, after = max(heights, default=0), tuple(curve[1:])
+    if peak <= 0:
+        return Liveness(0, 0, 0, (-1, -1), after)
+    position = heights.index(peak)
+    found = profiles[called[position]]
+    return Liveness(peak, peak - found.workspace, found.workspace, (position, found.index), after)
 
 
 _COMPONENT = {"parameters": "parameters", "gradients": "gradients", "optimizer": "optimizer"}
@@ -351,7 +370,6 @@ def memory_by_component(plan: Plan, role: Role, sizes: Sizes | None = None) -> d
         if buffer.place == "device":
             found[_COMPONENT.get(buffer.kind, "buffers")] += buffer.bytes
     found["buffers"] += sizes.tables(role)
-    profiles: dict[str, Profile] = {}
-    walks = [liveness(plan, role, name, sizes, profiles) for name, _ in role.orders]
+    walks = [liveness(plan, role, name, sizes) for name in role.longest]
     highest = max(walks, key=lambda walk: walk.peak, default=Liveness(0, 0, 0, (-1, -1), ()))
     return {**found, "activations": highest.registers, "workspace": highest.workspace}

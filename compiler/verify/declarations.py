@@ -5,6 +5,8 @@ The other proofs rest on it: they look names up without asking.
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from titan.compiler.plan.instruction import (
     BACK,
     FROM_HOST,
@@ -18,8 +20,10 @@ from titan.compiler.plan.instruction import (
 from titan.compiler.plan.opcodes import OPCODES
 from titan.compiler.plan.program import Plan, Role
 from titan.compiler.plan.segment import TIERS, bind, parse_unit
-from titan.compiler.verify.findings import Finding, at
+from titan.compiler.verify.findings import Finding, at, found_alike
+from titan.compiler.verify.threads import legs
 
+_BLOCK, _GIVEN = attrgetter("block"), attrgetter("arguments")
 _GROUPED = ("collective", "transfer")
 _IN_PLACE = ("unshard", "reduce_grad")
 _REQUIRED = {
@@ -200,7 +204,7 @@ def _instruction(instruction: Instruction, names: _Names, buffers: set[str], sym
     return ""
 
 
-def _role(plan: Plan, role: Role, names: _Names) -> list[Finding]:
+def _blocks(role: Role, names: _Names) -> list[Finding]:
     found: list[Finding] = []
     buffers = {buffer.name for buffer in role.buffers}
     for block in role.blocks:
@@ -209,20 +213,22 @@ def _role(plan: Plan, role: Role, names: _Names) -> list[Finding]:
             wrong = _instruction(instruction, names, buffers, symbols)
             if wrong:
                 found.append(at("T701", wrong, role, block, index))
-    for name, calls in role.orders:
-        table = {block.name: len(block.parameters) for block in role.blocks}
-        for position, call in enumerate(calls):
+    return found
+
+
+def _orders(role: Role) -> list[Finding]:
+    found: list[Finding] = []
+    table = {block.name: len(block.parameters) for block in role.blocks}
+    for name, before in legs((role,)):
+        first = len(role.order(before)) if before else 0
+        calls = role.order(name)[first:]
+        if all(table.get(block) == n for block, n in set(zip(map(_BLOCK, calls), map(len, map(_GIVEN, calls))))):
+            continue
+        for position, call in enumerate(calls, first):
             if table.get(call.block) != len(call.arguments):
                 problem = "does not exist" if call.block not in table else f"takes {table[call.block]} micro-batches"
-                found.append(
-                    Finding(
-                        "T702",
-                        f"order {name} calls {call}: the block {problem}",
-                        role.pipeline,
-                        call.block,
-                        call=position,
-                    )
-                )
+                message = f"order {name} calls {call}: the block {problem}"
+                found.append(Finding("T702", message, role.pipeline, call.block, call=position))
     return found
 
 
@@ -299,5 +305,6 @@ def declarations(plan: Plan) -> list[Finding]:
         if {name for name, _ in role.orders} != {name for name, _ in plan.roles[0].orders}:
             found.append(Finding("T702", "the role has other orders than the first", role.pipeline))
         found += _buffers(plan, role)
-        found += _role(plan, role, names)
+        found += _orders(role)
+    found += found_alike(plan, lambda likes: [f for k in likes if k.first is k.role for f in _blocks(k.role, names)])
     return found + _buckets(plan, names)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from titan.compiler.plan.alike import Like, alone
 from titan.compiler.plan.instruction import Instruction
 from titan.compiler.plan.program import Block, Plan, Role
 from titan.compiler.plan.text import instruction_text
@@ -63,6 +65,12 @@ def at(code: str, message: str, role: Role, block: Block, index: int, call: int 
     """A finding at an instruction."""
     text = shown(block.instructions[index]) if 0 <= index < len(block.instructions) else ""
     return Finding(code, message, role.pipeline, block.name, index, text, call)
+
+
+def found_alike(plan: Plan, prove: Callable[[tuple[Like, ...]], list[Finding]]) -> list[Finding]:
+    """Findings of a proof to which roles that are alike are shown as such. It is to say of one nothing but what holds
+    of all; where it finds something, each role is proven for itself, so that places are those where they stand."""
+    return prove(plan.alike) and prove(alone(plan))
 
 
 def used_blocks(role: Role, order: str) -> tuple[Block, ...]:

@@ -7,76 +7,94 @@ One micro-batch stands for all that run the same blocks (`flow`); the buffers of
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 
+from titan.compiler.plan.alike import Like
 from titan.compiler.plan.program import Plan, Role
 from titan.compiler.plan.segment import bind, parse_unit
 from titan.compiler.verify.ahead import ahead
-from titan.compiler.verify.findings import MOST, Finding, at
+from titan.compiler.verify.findings import MOST, Finding, at, found_alike
 from titan.compiler.verify.flow import Flow
 from titan.compiler.verify.loss import BUFFER, loss
 from titan.compiler.verify.micro_batch import evaluate_flow, forward_graph, train_flow
 from titan.compiler.verify.piece import Piece
 from titan.compiler.verify.rings import bare
-from titan.compiler.verify.updates import Step, train_step
+from titan.compiler.verify.threads import take_apart
+from titan.compiler.verify.updates import Step, block_places, train_step
 from titan.compiler.verify.whole import whole
-
-
-def batches(role: Role, order: str) -> dict[int, tuple[tuple[str, str], ...]]:
-    """What runs for each micro-batch, in order: (block, its parameter that is this micro-batch)."""
-    found: dict[int, list[tuple[str, str]]] = {}
-    table = role.block_table
-    for call in role.order(order):
-        for argument, symbol in zip(call.arguments, table[call.block].parameters):
-            found.setdefault(argument, []).append((call.block, symbol))
-    return {batch: tuple(pieces) for batch, pieces in found.items()}
 
 
 @dataclass
 class _Program:
-    """One order of one role: the flow of each kind of micro-batch, and the kind of each micro-batch."""
+    """One order of one role: the flow of each kind of micro-batch by its number, and the kind of each micro-batch.
+    Flows are those of the role that stands for this one."""
 
-    role: Role
+    like: Like
     order: str
-    flows: list[Flow] = field(default_factory=list)
+    flows: dict[int, Flow] = field(default_factory=dict)
     kinds: dict[int, int] = field(default_factory=dict)
 
+    def units(self, number: int) -> list[str]:
+        """What runs forward in a kind of micro-batch, by the names of this role."""
+        return list(map(self.like.renaming.name, self.flows[number].forwards))
 
-def _follow(plan: Plan, role: Role, order: str) -> _Program:
-    """Follows one micro-batch of each kind: those that run the same blocks are alike, and those for which other blocks
-    do the same."""
-    found = _Program(role, order)
-    known: dict[tuple[tuple[str, str], ...], int] = {}
-    done: list[list[object]] = []  # by each flow
-    each: dict[tuple[str, str], Piece] = {}
-    check = train_flow if order == "train" else evaluate_flow
-    for batch, pieces in batches(role, order).items():
-        kind = tuple(sorted(pieces))
-        if kind not in known:
-            each |= {key: Piece(role.block_table[key[0]], key[1]) for key in pieces if key not in each}
-            listed = tuple(each[key] for key in pieces)
-            does = [what for piece in listed for what in piece.does]
-            known[kind] = next((n for n, other in enumerate(done) if other == does), len(done))
-            if known[kind] == len(done):
-                done.append(does)
-                flow = check(plan, role, listed)
-                flow.findings += whole(plan, role, listed)
-                found.flows.append(flow)
-        found.kinds[batch] = known[kind]
-    return found
+
+class _Follower:
+    """Follows one micro-batch of each kind through an order of roles that are alike: those that run the same blocks are
+    of one kind, and those for which other blocks do the same."""
+
+    def __init__(self, plan: Plan, role: Role, order: str) -> None:
+        self.plan, self.role, self.order = plan, role, order
+        self.known: dict[tuple[int, ...], int] = {}  # pieces by number
+        self.done: list[list[object]] = []  # by each flow
+        self.flows: list[Flow] = []
+        self.pieces = [Piece(block, symbol) for block in role.blocks for symbol in block.parameters]
+        numbers = iter(range(len(self.pieces)))
+        self.numbers = {block.name: tuple(next(numbers) for _ in block.parameters) for block in role.blocks}
+
+    def follow(self, like: Like) -> _Program:
+        found = _Program(like, self.order)
+        batches: defaultdict[int, list[int]] = defaultdict(list)
+        numbers = {name: self.numbers[block.name] for name, block in like.blocks.items()}
+        take_apart(like.role.order(self.order), numbers, batches)
+        kinds: dict[tuple[int, ...], int] = {}
+        for batch, listed in batches.items():
+            kind = tuple(sorted(listed))
+            if kind not in kinds:
+                kinds[kind] = self.number(tuple(listed))
+            found.kinds[batch] = kinds[kind]
+        found.flows = {number: self.flows[number] for number in kinds.values()}
+        return found
+
+    def number(self, listed: tuple[int, ...]) -> int:
+        """The number of the flow of these pieces, in this order."""
+        if listed not in self.known:
+            pieces = tuple(self.pieces[number] for number in listed)
+            does = [what for piece in pieces for what in piece.does]
+            number = self.known[listed] = next(
+                (n for n, other in enumerate(self.done) if other == does), len(self.done)
+            )
+            if number == len(self.done):
+                check = train_flow if self.order == "train" else evaluate_flow
+                flow = check(self.plan, self.role, pieces)
+                flow.findings += whole(self.plan, self.role, pieces)
+                self.done.append(does)
+                self.flows.append(flow)
+        return self.known[listed]
 
 
 def _covered(plan: Plan, program: _Program) -> list[Finding]:
     """Every parameter that is at home here is used, every layer of the role runs."""
     used: set[str] = set()
     layers: set[int] = set()
-    for flow in program.flows:
+    for flow in program.flows.values():
         for unit in flow.forwards:
             name, layer = parse_unit(unit)
             used.update(bind(formal, layer) for formal in plan.segment_table[name].parameters)
             if layer is not None:
                 layers.add(layer)
-    role, found = program.role, []
+    role, found = program.like.first, []
     here = {bucket.name for bucket in plan.buckets if role.pipeline in bucket.homes}
     for parameter in plan.parameters:
         if parameter.bucket in here and parameter.name not in used:
@@ -92,14 +110,15 @@ def _covered(plan: Plan, program: _Program) -> list[Finding]:
 def _everywhere(plan: Plan, programs: list[_Program]) -> list[Finding]:
     """Over all roles every micro-batch runs the same segments, each once, and adds to the loss once."""
     count = int(plan.setting("train.micro_batches") or 0)
-    everything = {unit for program in programs for flow in program.flows for unit in flow.forwards}
+    units = {(at, number): p.units(number) for at, p in enumerate(programs) for number in p.flows}
+    everything = {unit for listed in units.values() for unit in listed}
     seen: set[tuple[int, ...]] = set()
     for batch in range(count):
         kinds = tuple(program.kinds.get(batch, -1) for program in programs)
         if kinds in seen:
             continue
         seen.add(kinds)
-        flows = [program.flows[kind] for program, kind in zip(programs, kinds, strict=True) if kind >= 0]
+        flows = [(programs[at].flows[kind], units[at, kind]) for at, kind in enumerate(kinds) if kind >= 0]
         found = _once(batch, flows, everything)
         if found:
             return found
@@ -109,19 +128,19 @@ def _everywhere(plan: Plan, programs: list[_Program]) -> list[Finding]:
     return []
 
 
-def _once(batch: int, flows: list[Flow], everything: set[str]) -> list[Finding]:
+def _once(batch: int, flows: list[tuple[Flow, list[str]]], everything: set[str]) -> list[Finding]:
     ran: set[str] = set()
-    for flow in flows:
-        for unit in flow.forwards:
+    for flow, units in flows:
+        for unit, own in zip(units, flow.forwards, strict=True):
             if unit in ran:
                 message = f"micro-batch {batch} runs {unit} on two stages"
-                return [at("T740", message, flow.role, *flow.places[unit])]
+                return [at("T740", message, flow.role, *flow.places[own])]
             ran.add(unit)
     if ran != everything:
         return [Finding("T740", f"micro-batch {batch} never runs {', '.join(sorted(everything - ran)[:3])}")]
-    losses = [flow for flow in flows for _ in flow.losses]
+    losses = [flow for flow, _ in flows for _ in flow.losses]
     if len(losses) != 1:
-        place = (losses or flows)[-1]
+        place = losses[-1] if losses else flows[-1][0]
         unit = list(place.places)[-1]
         message = f"micro-batch {batch} adds to the loss {len(losses)} times"
         return [at("T747", message, place.role, *place.places[unit])]
@@ -131,13 +150,13 @@ def _once(batch: int, flows: list[Flow], everything: set[str]) -> list[Finding]:
 def _agree(train: _Program, evaluate: _Program) -> list[Finding]:
     """Every kind of micro-batch computes the same forward, in training and in evaluation."""
     first: dict[str, tuple[object, ...]] = {}
-    trained = [(flow, forward_graph(flow)) for flow in train.flows]
+    trained = [(flow, forward_graph(flow)) for flow in train.flows.values()]
     for flow, graph in trained:
         for register, made in graph.items():
             if first.setdefault(register, made) != made:
                 return [_differs(flow, register, made)]
     again: dict[str, tuple[object, ...]] = {}
-    for flow in evaluate.flows:
+    for flow in evaluate.flows.values():
         graph = forward_graph(flow)
         for register in graph:
             if first.get(register) != graph[register]:
@@ -181,19 +200,56 @@ def _steps(plan: Plan, role: Role) -> list[Finding]:
     return step.findings + evaluation.findings
 
 
+class _Kind:
+    """Roles that are alike, and what was found to hold of some of them."""
+
+    def __init__(self, plan: Plan, role: Role) -> None:
+        self.plan = plan
+        self.followers = [_Follower(plan, role, order) for order in ("train", "evaluate")]
+        self.covered: set[tuple[object, ...]] = set()
+        self.stepped: set[tuple[object, ...]] = set()
+
+    def flows(self, train: _Program, evaluate: _Program) -> list[Finding]:
+        """Findings of the flows of one role, where another had others."""
+        key = (tuple(train.flows), tuple(evaluate.flows))
+        if key in self.covered:
+            return []
+        self.covered.add(key)
+        found = [f for program in (train, evaluate) for flow in program.flows.values() for f in flow.findings]
+        return found + _covered(self.plan, train) + _covered(self.plan, evaluate) + _agree(train, evaluate)
+
+    def steps(self, like: Like) -> list[Finding]:
+        """Findings of the buffers of one role, where the blocks of another ran in another order."""
+        key = tuple(_turns(like, order) for order in ("train", "evaluate"))
+        if key in self.stepped:
+            return []
+        self.stepped.add(key)
+        return _steps(self.plan, like.role)
+
+
+def _turns(like: Like, order: str) -> tuple[str, ...]:
+    """Blocks in turn, at the places that count for the buffers of a step."""
+    places = [(at, like.blocks[name].name) for name, listed in block_places(like.role, order).items() for at in listed]
+    return tuple(name for _, name in sorted(places))
+
+
 def gradients(plan: Plan) -> list[Finding]:
     """Findings of proof (d) over all roles."""
+    return found_alike(plan, lambda likes: _gradients(plan, likes)) + ahead(plan)
+
+
+def _gradients(plan: Plan, likes: tuple[Like, ...]) -> list[Finding]:
     found: list[Finding] = []
-    programs: dict[str, list[_Program]] = {"train": [], "evaluate": []}
-    for role in plan.roles:
-        for order, listed in programs.items():
-            program = _follow(plan, role, order)
-            listed.append(program)
-            found += [finding for flow in program.flows for finding in flow.findings]
-            found += _covered(plan, program)
-        found += _agree(programs["train"][-1], programs["evaluate"][-1])
+    trained: list[_Program] = []
+    evaluated: list[_Program] = []
+    kinds: dict[int, _Kind] = {}
+    for like in likes:
+        stage = like.first.pipeline
+        kind = kinds[stage] = kinds.get(stage) or _Kind(plan, like.first)
+        train, evaluate = (follower.follow(like) for follower in kind.followers)
+        trained.append(train)
+        evaluated.append(evaluate)
+        found += kind.flows(train, evaluate)
         if len(found) < MOST:
-            found += _steps(plan, role)
-    for listed in programs.values():
-        found += _everywhere(plan, listed)
-    return found + ahead(plan)
+            found += kind.steps(like)
+    return found + _everywhere(plan, trained) + _everywhere(plan, evaluated)

@@ -7,14 +7,17 @@ is summed over exactly the factors on which its parameters' gradients are partia
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from titan.compiler.plan.alike import Like
 from titan.compiler.plan.instruction import BACK, Instruction, type_name
 from titan.compiler.plan.layout import CONVERSIONS, Layout, dual, sharded_by, state
 from titan.compiler.plan.mesh import Mesh
 from titan.compiler.plan.operators import TensorType, statistics_dtype
-from titan.compiler.plan.program import Bucket, Parameter, Plan
+from titan.compiler.plan.program import Bucket, Parameter, Plan, Role
 from titan.compiler.plan.segment import bind, parse_unit
 from titan.compiler.verify.bodies import active, check_body, whole_shape
-from titan.compiler.verify.findings import MOST, Finding, at
+from titan.compiler.verify.findings import MOST, Finding, at, found_alike
 from titan.compiler.verify.units import buffer_name, expected
 
 FRAMES = ("f", "fs", "fn", "wf")
@@ -68,7 +71,6 @@ class _Checker:
         symbols = {r.partition(":")[2] for r in (*instruction.writes, *reads)} - {""}
         if len(symbols) > 1:
             return f"mixes the micro-batches {', '.join(sorted(symbols))}"
-        self.bind(instruction.unit)
         return self.operands(name, instruction, wanted.writes, instruction.writes) or self.operands(
             name, instruction, wanted.reads, reads
         )
@@ -231,28 +233,37 @@ def _pieces(instruction: Instruction, before: TensorType, after: TensorType, gro
     return ""
 
 
-def _programs(plan: Plan, checker: _Checker) -> list[Finding]:
+def _programs(likes: tuple[Like, ...], checker: _Checker) -> list[Finding]:
     found: list[Finding] = []
-    for role in plan.roles:
-        buffers = {b.name: TensorType(b.dtype, () if b.kind == "metric" else (b.elements,)) for b in role.buffers}
-        for block in role.blocks:
-            for index, instruction in enumerate(block.instructions):
-                opcode = instruction.opcode
-                wrong = ""
-                if instruction.unit:
-                    wrong = checker.unit(instruction)
-                elif opcode in _COLLECTIVES:
-                    wrong = checker.collective(instruction, buffers)
-                elif opcode == "grad_norm":
-                    wrong = checker.norm(instruction, buffers)
-                elif opcode in ("add", "loss"):
-                    wrong = checker.summed(instruction, buffers)
-                if wrong:
-                    code = "T762" if opcode in _COLLECTIVES else "T761"
-                    found.append(at(code, wrong, role, block, index))
-                    if len(found) >= MOST:
-                        return found
+    units: dict[int, dict[str, None]] = {}
+    for like in likes:
+        if like.first is like.role:
+            units[like.role.pipeline] = {i.unit: None for b in like.role.blocks for i in b.instructions}
+            found += _role(like.role, checker)
+            if len(found) >= MOST:
+                return found[:MOST]
+        for unit in filter(None, map(like.renaming.name, units[like.first.pipeline])):
+            checker.bind(unit)
     return found
+
+
+def _role(role: Role, checker: _Checker) -> Iterator[Finding]:
+    buffers = {b.name: TensorType(b.dtype, () if b.kind == "metric" else (b.elements,)) for b in role.buffers}
+    for block in role.blocks:
+        for index, instruction in enumerate(block.instructions):
+            opcode = instruction.opcode
+            wrong = ""
+            if instruction.unit:
+                wrong = checker.unit(instruction)
+            elif opcode in _COLLECTIVES:
+                wrong = checker.collective(instruction, buffers)
+            elif opcode == "grad_norm":
+                wrong = checker.norm(instruction, buffers)
+            elif opcode in ("add", "loss"):
+                wrong = checker.summed(instruction, buffers)
+            if wrong:
+                code = "T762" if opcode in _COLLECTIVES else "T761"
+                yield at(code, wrong, role, block, index)
 
 
 def _parameter(plan: Plan, parameter: Parameter, layouts: set[Layout]) -> str:
@@ -337,5 +348,5 @@ def layout(plan: Plan) -> list[Finding]:
     if found:
         return found
     checker = _Checker(plan)
-    found = _gradients(plan, checker.factors) + _programs(plan, checker)
+    found = _gradients(plan, checker.factors) + found_alike(plan, lambda likes: _programs(likes, checker))
     return found or _stored(plan, checker)

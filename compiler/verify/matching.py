@@ -7,14 +7,18 @@ the transfers can disagree, and they do so for all ranks alike. Verifying roles 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from titan.compiler.plan.alike import Like
 from titan.compiler.plan.instruction import Instruction, type_name
+from titan.compiler.plan.listing import distinct
 from titan.compiler.plan.opcodes import OPCODES
 from titan.compiler.plan.operators import TensorType
-from titan.compiler.plan.program import Block, Plan, Role
-from titan.compiler.verify.findings import MOST, Finding, at, crosses_programs
+from titan.compiler.plan.program import Block, BlockCall, Plan, Role
+from titan.compiler.verify.findings import MOST, Finding, at, crosses_programs, found_alike
 from titan.compiler.verify.rings import in_ring, ring_matching
+from titan.compiler.verify.threads import legs
 
 _COLLECTIVE = frozenset(n for n, row in OPCODES.items() if row.kind == "collective") | {"unshard", "reduce_grad"}
 _TRANSFER = frozenset(n for n, row in OPCODES.items() if row.kind == "transfer")
@@ -46,69 +50,135 @@ def _size(plan: Plan, instruction: Instruction) -> tuple[object, ...]:
     return (tensor.dtype, tensor.shape)
 
 
-def _events(plan: Plan, role: Role) -> tuple[dict[str, list[_Event]], list[Finding]]:
-    """Per block, what other programs must match."""
-    found: dict[str, list[_Event]] = {}
+def _events(plan: Plan, like: Like, known: dict[int, list[list[int]]]) -> tuple[dict[str, list[_Event]], list[Finding]]:
+    """Per block, what other programs must match. Where that stands is `known` of a role to which this one is alike."""
+    role, found = like.role, {}
     wrong: list[Finding] = []
-    members = {g: crosses_programs(plan, g) for g in {i.group for b in role.blocks for i in b.instructions if i.group}}
-    for block in role.blocks:
+    if like.first is role:
+        known[role.pipeline] = _places(plan, role)
+        wrong += ring_matching(plan, role)
+    for block, indices in zip(role.blocks, known[like.first.pipeline], strict=True):
         events = []
-        for index, instruction in enumerate(block.instructions):
-            if instruction.opcode in _COLLECTIVE and members[instruction.group]:
-                if role.pipeline not in members[instruction.group]:
-                    message = f"the ranks of this role are no members of group `{instruction.group}`"
-                    wrong.append(at("T721", message, role, block, index))
-                signature = (instruction.opcode, _size(plan, instruction), instruction.attributes, instruction.stream)
-                events.append(_Event(index, instruction, instruction.group, signature, _symbol(instruction.writes[0])))
-            elif instruction.opcode in _TRANSFER and not in_ring(instruction):
-                if plan.mesh.resolve(instruction.group) != ("pipeline",):
-                    wrong.append(at("T722", "transfers run along the pipeline axis", role, block, index))
-                    continue
-                peer = role.pipeline + int(instruction.attribute("peer"))
-                if peer == role.pipeline or not 0 <= peer < len(plan.roles):
-                    wrong.append(at("T722", f"there is no stage {peer} to exchange with", role, block, index))
-                name = instruction.reads[0] if instruction.opcode == "send" else instruction.writes[0]
-                base, _, symbol = name.rstrip("?").partition(":")
-                channel = f"{min(peer, role.pipeline)}-{max(peer, role.pipeline)}"
-                events.append(_Event(index, instruction, channel, (base, peer), symbol))
+        for index in indices:
+            event, problem = _event(plan, role, index, block.instructions[index])
+            wrong += [at(*problem, role, block, index)] if problem else []
+            events += [event] if event else []
         if events:
             found[block.name] = events
-    return found, wrong + list(ring_matching(plan, role))
+    return found, wrong
+
+
+def _places(plan: Plan, role: Role) -> list[list[int]]:
+    """Per block the indices of collectives across programs, and of transfers between them."""
+    groups = {i.group for block in role.blocks for i in distinct(block.instructions)}
+    crossing = {group for group in groups if crosses_programs(plan, group)}
+    return [
+        [
+            index
+            for index, i in enumerate(block.instructions)
+            if (i.group in crossing and i.opcode in _COLLECTIVE) or (i.opcode in _TRANSFER and not in_ring(i))
+        ]
+        for block in role.blocks
+    ]
+
+
+def _event(
+    plan: Plan, role: Role, index: int, instruction: Instruction
+) -> tuple[_Event | None, tuple[str, str] | None]:
+    """What must be matched, and what is wrong with it in itself: code and message."""
+    wrong = None
+    if instruction.opcode in _COLLECTIVE:
+        if role.pipeline not in crosses_programs(plan, instruction.group):
+            wrong = ("T721", f"the ranks of this role are no members of group `{instruction.group}`")
+        signature = (instruction.opcode, _size(plan, instruction), instruction.attributes, instruction.stream)
+        return _Event(index, instruction, instruction.group, signature, _symbol(instruction.writes[0])), wrong
+    if plan.mesh.resolve(instruction.group) != ("pipeline",):
+        return None, ("T722", "transfers run along the pipeline axis")
+    peer = role.pipeline + int(instruction.attribute("peer"))
+    if peer == role.pipeline or not 0 <= peer < len(plan.roles):
+        wrong = ("T722", f"there is no stage {peer} to exchange with")
+    name = instruction.reads[0] if instruction.opcode == "send" else instruction.writes[0]
+    base, _, symbol = name.rstrip("?").partition(":")
+    return _Event(index, instruction, "", (base, peer), symbol), wrong
 
 
 def _symbol(name: str) -> str:
     return name.rstrip("?").partition(":")[2]
 
 
-def _unroll(role: Role, order: str, events: dict[str, list[_Event]]) -> list[tuple[_Event, int, Place]]:
-    """Events in program order with their micro-batch (-1: none)."""
-    found = []
-    for position, call in enumerate(role.order(order)):
-        listed = events.get(call.block)
-        if not listed:
-            continue
-        block = role.block_table[call.block]
+Channel = tuple[int, int, str]  # sender, receiver, stream
+_BATCHES = 1 << 32  # more than there are micro-batches
+
+
+class _Program:
+    """What one role issues in an order, as far as it was gone through: its collectives across programs, and its end of
+    each channel as numbers that stand for a register and a micro-batch (-1: none)."""
+
+    def __init__(self, role: Role, events: dict[str, list[_Event]], bases: dict[str, int]) -> None:
+        self.role, self.events = role, events
+        self.calls: tuple[BlockCall, ...] = ()
+        self.collectives: list[tuple[_Event, int, Place]] = []
+        self.ends: tuple[dict[Channel, list[int]], dict[Channel, list[int]]] = ({}, {})  # sent, received
+        self.rows = {b.name: self._row(b, events.get(b.name, []), bases) for b in role.blocks}
+
+    def _row(self, block: Block, events: list[_Event], bases: dict[str, int]) -> list[tuple[list[int], int, int]]:
+        """Per transfer of a block: its end of a channel, the number of its register, the place of its micro-batch among
+        the arguments."""
+        found = []
+        for event in events:
+            if event.instruction.opcode in _TRANSFER:
+                end = self.ends[event.instruction.opcode == "recv"].setdefault(self.channel(event), [])
+                base = bases.setdefault(str(event.signature[0]), len(bases) + 1) * _BATCHES
+                found.append((end, base, (*block.parameters, event.symbol).index(event.symbol)))
+        return found
+
+    def channel(self, event: _Event) -> Channel:
+        stage, peer = self.role.pipeline, int(str(event.signature[1]))
+        ends = (stage, peer) if event.instruction.opcode == "send" else (peer, stage)
+        return (*ends, event.instruction.stream)
+
+    def go_on(self, calls: tuple[BlockCall, ...]) -> None:
+        """Goes through an order that begins with what was gone through."""
+        rows, first = self.rows, len(self.calls)
+        crossing = {name for name, listed in self.events.items() if len(listed) > len(rows[name])}
+        for position, call in enumerate(calls[first:], first):
+            arguments = call.arguments
+            for end, base, place in rows[call.block]:
+                end.append(base + (arguments[place] if place < len(arguments) else -1))
+            if call.block in crossing:
+                self.collectives += self._collectives(position, call)
+        self.calls = calls
+
+    def _collectives(self, position: int, call: BlockCall) -> Iterator[tuple[_Event, int, Place]]:
+        block = self.role.block_table[call.block]
         arguments = dict(zip(block.parameters, call.arguments, strict=True))
-        for event in listed:
-            found.append((event, arguments.get(event.symbol, -1), (role, block, event.index, position)))
-    return found
+        for event in self.events[call.block]:
+            if event.instruction.opcode in _COLLECTIVE:
+                yield event, arguments.get(event.symbol, -1), (self.role, block, event.index, position)
 
-
-Unrolled = dict[int, list[tuple[_Event, int, Place]]]
+    def transfers(self, channel: Channel, receives: bool) -> Iterator[tuple[str, int, Place]]:
+        """What passes one end of a channel, in order: register, micro-batch and place."""
+        for position, call in enumerate(self.calls):
+            block = self.role.block_table[call.block]
+            arguments = dict(zip(block.parameters, call.arguments, strict=True))
+            for event in self.events.get(call.block, ()):
+                opcode = event.instruction.opcode
+                if opcode in _TRANSFER and (opcode == "recv") == receives and self.channel(event) == channel:
+                    batch, place = arguments.get(event.symbol, -1), (self.role, block, event.index, position)
+                    yield str(event.signature[0]), batch, place
 
 
 def _finding(code: str, message: str, place: Place) -> Finding:
     return at(code, message, *place)
 
 
-def _collectives(plan: Plan, unrolled: Unrolled) -> list[Finding]:
+def _collectives(plan: Plan, programs: dict[int, _Program]) -> list[Finding]:
     """For each group across programs: all members' lists are equal, item by item."""
     found: list[Finding] = []
     lists: dict[str, dict[int, list[tuple[_Event, int, Place]]]] = {}
-    for stage, events in unrolled.items():
-        for item in events:
-            if item[0].instruction.opcode in _COLLECTIVE:
-                lists.setdefault(item[0].group, {}).setdefault(stage, []).append(item)
+    for stage, program in programs.items():
+        for item in program.collectives:
+            lists.setdefault(item[0].group, {}).setdefault(stage, []).append(item)
     for group, by_stage in lists.items():
         members = crosses_programs(plan, group)
         first = members[0]
@@ -138,16 +208,14 @@ def _brief(event: _Event) -> str:
     return f"{event.instruction.opcode} {event.signature[1]} {attributes}".strip()
 
 
-def _order(unrolled: Unrolled) -> list[Finding]:
+def _order(programs: dict[int, _Program]) -> list[Finding]:
     """One global order of all groups: the programs' issue orders, joined at shared collectives, have no cycle."""
     after: dict[tuple[str, int], set[tuple[str, int]]] = {}
     places: dict[tuple[str, int], Place] = {}
-    for events in unrolled.values():
+    for program in programs.values():
         counts: dict[str, int] = {}
         before: tuple[str, int] | None = None
-        for event, _, place in events:
-            if event.instruction.opcode not in _COLLECTIVE:
-                continue
+        for event, _, place in program.collectives:
             node = (event.group, counts.get(event.group, 0))
             counts[event.group] = node[1] + 1
             places[node] = place
@@ -180,45 +248,50 @@ def _cycle(after: dict[tuple[str, int], set[tuple[str, int]]]) -> set[tuple[str,
     return set(missing)
 
 
-def _transfers(plan: Plan, unrolled: Unrolled) -> list[Finding]:
-    """Channel by channel (sender, receiver, stream), in order: the same register of the same micro-batch, one type."""
-    sides: dict[tuple[int, int, str], tuple[list[tuple[str, int, Place]], list[tuple[str, int, Place]]]] = {}
-    for stage, events in unrolled.items():
-        for event, batch, place in events:
-            opcode = event.instruction.opcode
-            if opcode not in _TRANSFER:
-                continue
-            base, peer = event.signature
-            ends = (stage, peer) if opcode == "send" else (peer, stage)
-            channel = sides.setdefault((*ends, event.instruction.stream), ([], []))
-            channel[opcode == "recv"].append((str(base), batch, place))
+def _transfers(programs: dict[int, _Program]) -> list[Finding]:
+    """Channel by channel, in order: the same register of the same micro-batch, one type."""
     found: list[Finding] = []
-    for (sender, receiver, stream), (sent, received) in sides.items():
-        where = f"channel {sender} -> {receiver} {stream}"
-        for (a, i, _), (b, j, place) in zip(sent, received, strict=False):
-            if (a, i) != (b, j):
-                found.append(_finding("T722", f"{where}: `{b}:{j}` is received where `{a}:{i}` is sent", place))
-                break
-        else:
-            if len(sent) != len(received):
-                extra = sent[len(received) :] or received[len(sent) :]
-                message = f"{where}: {len(sent)} sends meet {len(received)} receives"
-                found.append(_finding("T722", message, extra[0][2]))
+    nothing: list[int] = []
+    for channel in dict.fromkeys(c for p in programs.values() for end in p.ends for c in end):
+        sender, receiver = programs[channel[0]], programs[channel[1]]
+        if sender.ends[0].get(channel, nothing) != receiver.ends[1].get(channel, nothing):
+            found.append(_unequal(channel, sender, receiver))
     return found
+
+
+def _unequal(channel: Channel, sender: _Program, receiver: _Program) -> Finding:
+    where = f"channel {channel[0]} -> {channel[1]} {channel[2]}"
+    sent, received = list(sender.transfers(channel, False)), list(receiver.transfers(channel, True))
+    for (a, i, _), (b, j, place) in zip(sent, received, strict=False):
+        if (a, i) != (b, j):
+            return _finding("T722", f"{where}: `{b}:{j}` is received where `{a}:{i}` is sent", place)
+    extra = sent[len(received) :] or received[len(sent) :]
+    return _finding("T722", f"{where}: {len(sent)} sends meet {len(received)} receives", extra[0][2])
 
 
 def matching(plan: Plan) -> list[Finding]:
     """Findings of proof (b) over all orders."""
-    findings: list[Finding] = []
-    events = {}
-    for role in plan.roles:
-        events[role.pipeline], wrong = _events(plan, role)
-        findings += wrong
+    events: dict[int, dict[str, list[_Event]]] = {}
+
+    def blocks(likes: tuple[Like, ...]) -> list[Finding]:
+        wrong: list[Finding] = []
+        known: dict[int, list[list[int]]] = {}
+        for like in likes:
+            events[like.role.pipeline], found = _events(plan, like, known)
+            wrong += found
+        return wrong
+
+    findings = found_alike(plan, blocks)
     if findings:
         return findings[:MOST]
-    for order, _ in plan.roles[0].orders:
-        unrolled = {role.pipeline: _unroll(role, order, events[role.pipeline]) for role in plan.roles}
-        findings += _collectives(plan, unrolled) + _transfers(plan, unrolled)
+    bases: dict[str, int] = {}
+    walked: dict[str, dict[int, _Program]] = {}
+    for order, before in legs(plan.roles):
+        new = {role.pipeline: _Program(role, events[role.pipeline], bases) for role in plan.roles} if not before else {}
+        programs = walked[order] = walked.get(before) or new
+        for program in programs.values():
+            program.go_on(program.role.order(order))
+        findings += _collectives(plan, programs) + _transfers(programs)
         if not findings:
-            findings += _order(unrolled)
+            findings += _order(programs)
     return findings

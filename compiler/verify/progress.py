@@ -9,18 +9,20 @@ do the same at the same time, so they are left out, unless they stand in a strea
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from titan.compiler.plan.alike import Like
 from titan.compiler.plan.instruction import Instruction
-from titan.compiler.plan.opcodes import OPCODES
-from titan.compiler.plan.program import Block, Plan, Role
-from titan.compiler.verify.findings import Finding, at, crosses_programs
+from titan.compiler.plan.listing import distinct
+from titan.compiler.plan.program import Block, BlockCall, Plan, Role
+from titan.compiler.verify.findings import Finding, at, crosses_programs, found_alike
 from titan.compiler.verify.rings import in_ring, ring_progress
+from titan.compiler.verify.threads import legs
 
-Token = tuple[str, int]  # pending register: base name and micro-batch
-Queue = tuple[int, str]  # stage and name of a stream or of one end of a channel
-Exchange = tuple[str, int]  # name of a group or channel, number of the exchange on it
+_MANY = 1 << 32  # more than there are micro-batches, or exchanges on one channel
+_NEVER = -1  # the exchange of a wait for what was not issued: that is proof (a)'s finding
 
 
 @dataclass(frozen=True)
@@ -28,174 +30,205 @@ class _Action:
     """`wait`, or the issue of an exchange on `queue`, named `exchange`, between `members`."""
 
     index: int
-    token: str
+    token: str  # base name of the pending register
     symbol: str
     queue: str = ""
     exchange: str = ""
     members: tuple[int, ...] = ()
 
 
-def _crossing_streams(plan: Plan, role: Role) -> set[str]:
-    return {
-        i.stream
-        for b in role.blocks
-        for i in b.instructions
-        if i.group and i.row.kind != "transfer" and crosses_programs(plan, i.group)
-    }
-
-
-def _actions(plan: Plan, role: Role) -> dict[str, list[_Action]]:
-    """Per block: what may block or unblock somebody."""
-    streams = _crossing_streams(plan, role)
+def _places(plan: Plan, role: Role) -> list[list[int]]:
+    """Per block the indices of what may block or unblock somebody: issues, and waits for what they make pending."""
+    groups = {(i.group, i.stream) for b in role.blocks for i in distinct(b.instructions) if i.row.kind != "transfer"}
+    streams = {stream for group, stream in groups if group and crosses_programs(plan, group)}
+    found: list[list[int]] = []
     watched: set[str] = set()
-    found: dict[str, list[_Action]] = {}
     for block in role.blocks:
-        actions = []
-        for index, instruction in enumerate(block.instructions):
-            if OPCODES[instruction.opcode].asynchronous:
-                action = _issue(plan, role, index, instruction, streams)
-                if action is not None:
-                    watched.add(action.token)
-                    actions.append(action)
-        found[block.name] = actions
-    for block in role.blocks:
-        waits = []
-        for index, instruction in enumerate(block.instructions):
-            if instruction.opcode == "wait":
-                base, _, symbol = instruction.reads[0].rstrip("?").partition(":")
-                if base in watched:
-                    waits.append(_Action(index, base, symbol))
-        found[block.name] = sorted(found[block.name] + waits, key=lambda action: action.index)
+        issued = [n for n, i in enumerate(block.instructions) if i.stream and _meets(i, streams)]
+        watched.update(_base(block.instructions[n].writes[0]) for n in issued)
+        found.append(issued)
+    for block, indices in zip(role.blocks, found, strict=True):
+        waits = [n for n, i in enumerate(block.instructions) if i.opcode == "wait" and _base(i.reads[0]) in watched]
+        indices[:] = sorted(indices + waits)
     return found
 
 
-def _issue(plan: Plan, role: Role, index: int, instruction: Instruction, streams: set[str]) -> _Action | None:
-    base, _, symbol = instruction.writes[0].rstrip("?").partition(":")
-    if in_ring(instruction):
-        return None  # its neighbours do the same at the same time: see `ring_progress`
+def _meets(instruction: Instruction, streams: set[str]) -> bool:
+    """Whether an instruction issues what other programs meet, or what stands in a stream beside such. In a ring the
+    neighbours do the same at the same time: see `ring_progress`."""
+    row = instruction.row
+    if not row.asynchronous or in_ring(instruction):
+        return False
+    return row.kind == "transfer" or instruction.stream in streams
+
+
+def _base(register: str) -> str:
+    return register.rstrip("?").partition(":")[0]
+
+
+def _action(plan: Plan, role: Role, index: int, instruction: Instruction) -> _Action:
+    register = instruction.reads[0] if instruction.opcode == "wait" else instruction.writes[0]
+    base, _, symbol = register.rstrip("?").partition(":")
+    if instruction.opcode == "wait":
+        return _Action(index, base, symbol)
     if instruction.row.kind == "transfer":
         peer = role.pipeline + int(instruction.attribute("peer"))
         ends = (role.pipeline, peer) if instruction.opcode == "send" else (peer, role.pipeline)
         channel = f"{ends[0]}->{ends[1]} {instruction.stream}"
         return _Action(index, base, symbol, channel, channel, ends)
-    if instruction.stream not in streams:
-        return None
     members = crosses_programs(plan, instruction.group) or (role.pipeline,)
     name = instruction.group if len(members) > 1 else f"{instruction.group} of {role.pipeline}"
     return _Action(index, base, symbol, "stream " + instruction.stream, name, members)
 
 
+def _actions(plan: Plan, likes: Sequence[Like]) -> list[dict[str, list[_Action]]]:
+    """Per role and block. Where they stand is the same in roles that are alike."""
+    places: dict[int, list[list[int]]] = {}
+    found = []
+    for like in likes:
+        role, stage = like.role, like.first.pipeline
+        if stage not in places:
+            places[stage] = _places(plan, like.first)
+        table = zip(role.blocks, places[stage], strict=True)
+        found.append({b.name: [_action(plan, role, n, b.instructions[n]) for n in indices] for b, indices in table})
+    return found
+
+
 @dataclass
 class _Program:
+    """One role in an order, as far as it was gone through. Everything is numbered: `steps` are exchanges to issue on
+    the queue beside them in `queues`, or (queue -1) to wait for."""
+
     role: Role
-    order: str
     actions: dict[str, list[_Action]]
-    call: int = 0
+    rows: dict[str, list[tuple[int, int, int, int]]]  # block -> queue, name of the exchange, token, argument
+    calls: tuple[BlockCall, ...] = ()
+    steps: list[int] = field(default_factory=list)
+    queues: list[int] = field(default_factory=list)
     step: int = 0
-    issued: dict[Token, Exchange] = field(default_factory=dict)
-    counts: dict[str, int] = field(default_factory=dict)
-    blocked: Exchange | None = None
+    issued: dict[int, int] = field(default_factory=dict)  # pending register -> exchange
+    counts: dict[int, int] = field(default_factory=dict)  # name of exchanges -> how many were issued
+    blocked: int | None = None
+
+    def go_on(self, calls: tuple[BlockCall, ...]) -> None:
+        """Takes up an order that begins with what was gone through."""
+        rows, steps, queues, issued, counts = self.rows, self.steps, self.queues, self.issued, self.counts
+        for call in calls[len(self.calls) :]:
+            arguments = call.arguments
+            for queue, name, token, place in rows[call.block]:
+                pending = token + (arguments[place] if place < len(arguments) else -1)
+                if queue < 0:
+                    steps.append(issued.get(pending, _NEVER))
+                else:
+                    number = counts.get(name, 0)
+                    counts[name] = number + 1
+                    issued[pending] = name * _MANY + number
+                    steps.append(name * _MANY + number)
+                queues.append(queue)
+        self.calls = calls
+
+    def place(self) -> tuple[Role, Block, int, int]:
+        """Where it stands."""
+        passed = 0
+        for position, call in enumerate(self.calls):
+            listed = self.actions[call.block]
+            if self.step < passed + len(listed):
+                return self.role, self.role.block_table[call.block], listed[self.step - passed].index, position
+            passed += len(listed)
+        raise IndexError(self.step)
 
 
-@dataclass
 class _Run:
     """Programs, the queues of their streams, and who has reached which exchange."""
 
-    programs: list[_Program]
-    queues: dict[Queue, deque[tuple[Exchange, tuple[int, ...]]]] = field(default_factory=dict)
-    arrived: dict[Exchange, list[Queue]] = field(default_factory=dict)
-    done: set[Exchange] = field(default_factory=set)
-    waiting: dict[Exchange, list[_Program]] = field(default_factory=dict)
-    ready: list[_Program] = field(default_factory=list)
+    def __init__(self, roles: Sequence[Role], actions: Sequence[dict[str, list[_Action]]]) -> None:
+        self.queues: dict[tuple[int, str], int] = {}  # (stage, stream or end of a channel) -> number
+        self.names: dict[str, int] = {}  # of exchanges: group or channel
+        self.members: list[int] = []  # of the exchanges of a name, how many
+        self.tokens: dict[str, int] = {}
+        self.programs = [
+            _Program(role, listed, {b.name: [self._row(role, b, a) for a in listed[b.name]] for b in role.blocks})
+            for role, listed in zip(roles, actions, strict=True)
+        ]
+        self.lines: list[deque[int]] = [deque() for _ in self.queues]
+        self.arrived: dict[int, list[int]] = {}
+        self.done: set[int] = {_NEVER}
+        self.waiting: defaultdict[int, list[_Program]] = defaultdict(list)
 
-    def execute(self) -> None:
-        self.ready = list(self.programs)
+    def _row(self, role: Role, block: Block, action: _Action) -> tuple[int, int, int, int]:
+        token = (self.tokens.setdefault(action.token, len(self.tokens)) + 1) * _MANY
+        place = (*block.parameters, action.symbol).index(action.symbol)
+        if not action.queue:
+            return -1, -1, token, place
+        if action.exchange not in self.names:
+            self.names[action.exchange] = len(self.names)
+            self.members.append(len(action.members))
+        queue = self.queues.setdefault((role.pipeline, action.queue), len(self.queues))
+        return queue, self.names[action.exchange], token, place
+
+    def go_on(self, order: str) -> list[_Program]:
+        """Runs an order to its end, from where those that it begins with have ended; the programs that are blocked."""
+        for program in self.programs:
+            program.go_on(program.role.order(order))
+        self.ready = [program for program in self.programs if program.blocked is None]
         while self.ready:
             self.advance(self.ready.pop())
+        return [program for program in self.programs if program.blocked is not None]
 
     def advance(self, program: _Program) -> None:
         """Runs a program until it blocks or ends."""
+        steps, queues, lines, done = program.steps, program.queues, self.lines, self.done
         program.blocked = None
-        calls = program.role.order(program.order)
-        table = program.role.block_table
-        while program.call < len(calls):
-            call = calls[program.call]
-            actions = program.actions[call.block]
-            if actions:
-                arguments = dict(zip(table[call.block].parameters, call.arguments, strict=True))
-                while program.step < len(actions):
-                    action = actions[program.step]
-                    token = (action.token, arguments.get(action.symbol, -1))
-                    if action.queue:
-                        self.issue(program, action, token)
-                    elif not self.passes(program, token):
-                        return
-                    program.step += 1
-            program.call += 1
-            program.step = 0
-
-    def passes(self, program: _Program, token: Token) -> bool:
-        exchange = program.issued.get(token)
-        if exchange is None or exchange in self.done:
-            return True  # a wait for what was never issued is proof (a)'s finding
-        program.blocked = exchange
-        self.waiting.setdefault(exchange, []).append(program)
-        return False
-
-    def issue(self, program: _Program, action: _Action, token: Token) -> None:
-        number = program.counts.get(action.exchange, 0)
-        program.counts[action.exchange] = number + 1
-        exchange = (action.exchange, number)
-        program.issued[token] = exchange
-        queue = (program.role.pipeline, action.queue)
-        line = self.queues.setdefault(queue, deque())
-        line.append((exchange, action.members))
-        if len(line) == 1:
-            self.arrive(queue)
-
-    def arrive(self, queue: Queue) -> None:
-        """The head of a queue has reached its exchange; when all members have, it happens and the queues move on."""
-        heads = [queue]
-        while heads:
-            exchange, members = self.queues[heads.pop()][0]
-            there = self.arrived.setdefault(exchange, [])
-            there.append(queue)
-            if len(there) < len(members):
+        for step in range(program.step, len(steps)):
+            exchange, queue = steps[step], queues[step]
+            if queue >= 0:
+                line = lines[queue]
+                line.append(exchange)
+                if len(line) == 1:
+                    self.arrive(queue)
+            elif exchange not in done:
+                program.step, program.blocked = step, exchange
+                self.waiting[exchange].append(program)
                 return
-            del self.arrived[exchange]
-            self.done.add(exchange)
-            self.ready += self.waiting.pop(exchange, [])
-            moved = [other for other in there if self.pop(other)]
-            for other in moved[1:]:
-                self.arrive(other)
-            if moved:
-                queue = moved[0]
-                heads = [queue]
+        program.step = len(steps)
 
-    def pop(self, queue: Queue) -> bool:
-        line = self.queues[queue]
-        line.popleft()
-        return bool(line)
-
-
-def _place(program: _Program) -> tuple[Role, Block, int, int]:
-    call = program.role.order(program.order)[program.call]
-    block = program.role.block_table[call.block]
-    return program.role, block, program.actions[call.block][program.step].index, program.call
+    def arrive(self, queue: int) -> None:
+        """The head of a queue has reached its exchange; when all members have, it happens and the queues move on."""
+        lines, arrived, heads = self.lines, self.arrived, [queue]
+        while heads:
+            head = heads.pop()
+            exchange = lines[head][0]
+            there = arrived.get(exchange)
+            if there is None:
+                there = arrived[exchange] = []
+            there.append(head)
+            if len(there) >= self.members[exchange // _MANY]:
+                del arrived[exchange]
+                self.done.add(exchange)
+                if exchange in self.waiting:
+                    self.ready += self.waiting.pop(exchange)
+                for other in there:
+                    lines[other].popleft()
+                    if lines[other]:
+                        heads.append(other)
 
 
 def _holds_up(run: _Run, program: _Program) -> int:
     """The stage that a blocked program waits for: a member that has not reached the exchange."""
-    assert program.blocked is not None
     exchange = program.blocked
-    there = {stage for stage, _ in run.arrived.get(exchange, [])}
-    for (stage, _), line in run.queues.items():
-        if stage not in there and any(entry == exchange for entry, _ in line):
+    assert exchange is not None
+    stages = [stage for stage, _ in run.queues]
+    there = {stages[queue] for queue in run.arrived.get(exchange, [])}
+    for stage, line in zip(stages, run.lines, strict=True):
+        if stage not in there and exchange in line:
             return stage  # issued there, but behind something else
-    name = exchange[0]
-    ends = name.split(" ")[0].split("->")
-    stages = [int(e) for e in ends] if len(ends) == 2 else [p.role.pipeline for p in run.programs]
-    return next((s for s in stages if s not in there and s != program.role.pipeline), program.role.pipeline)
+    ends = _named(run, exchange).split(" ")[0].split("->")
+    members = [int(e) for e in ends] if len(ends) == 2 else [p.role.pipeline for p in run.programs]
+    return next((s for s in members if s not in there and s != program.role.pipeline), program.role.pipeline)
+
+
+def _named(run: _Run, exchange: int) -> str:
+    return list(run.names)[exchange // _MANY]
 
 
 def _deadlock(run: _Run, blocked: list[_Program]) -> Finding:
@@ -209,23 +242,24 @@ def _deadlock(run: _Run, blocked: list[_Program]) -> Finding:
     cycle = path[path.index(stage) :] if stage in path else path
     parts = []
     for member in cycle:
-        role, block, index, _ = _place(table[member])
-        name = table[member].blocked
-        assert name is not None
-        text = " ".join(block.instructions[index].reads)
-        parts.append(f"stage {role.pipeline} waits at {block.name}[{index}] for {text} (number {name[1]} of {name[0]})")
+        role, block, index, _ = table[member].place()
+        exchange = table[member].blocked
+        assert exchange is not None
+        text, number = " ".join(block.instructions[index].reads), exchange % _MANY
+        named = f"number {number} of {_named(run, exchange)}"
+        parts.append(f"stage {role.pipeline} waits at {block.name}[{index}] for {text} ({named})")
     end = "which waits for the first" if stage in path else f"and stage {stage} has ended without it"
-    return at("T730", "deadlock: " + "; ".join(parts) + f", {end}", *_place(table[cycle[0]]))
+    return at("T730", "deadlock: " + "; ".join(parts) + f", {end}", *table[cycle[0]].place())
 
 
 def progress(plan: Plan) -> list[Finding]:
     """Findings of proof (c): at most one deadlock for each order."""
-    findings = [finding for role in plan.roles for finding in ring_progress(role)]
-    actions = {role.pipeline: _actions(plan, role) for role in plan.roles}
-    for order, _ in plan.roles[0].orders:
-        run = _Run([_Program(role, order, actions[role.pipeline]) for role in plan.roles])
-        run.execute()
-        blocked = [program for program in run.programs if program.blocked is not None]
+    findings = found_alike(plan, lambda likes: [f for k in likes if k.first is k.role for f in ring_progress(k.role)])
+    actions = _actions(plan, plan.alike)
+    runs: dict[str, _Run] = {}
+    for order, before in legs(plan.roles):
+        run = runs[order] = runs.get(before) or _Run(plan.roles, actions)
+        blocked = run.go_on(order)
         if blocked:
             findings.append(_deadlock(run, blocked))
     return findings

@@ -8,13 +8,15 @@ pending and no register alive, so what holds for one step holds for all.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from titan.compiler.plan.program import BlockCall, Plan, Role
+from titan.compiler.plan.alike import Like
+from titan.compiler.plan.program import Plan, Role
 from titan.compiler.verify.block_registers import GONE, PENDING, VALUE, Masks, Outline, outline, split
-from titan.compiler.verify.findings import MOST, Finding, at
+from titan.compiler.verify.findings import MOST, Finding, at, found_alike
+from titan.compiler.verify.threads import STEP, Pieces, Threads, legs
 
-STEP = -1  # the "micro-batch" of registers that belong to the whole step
 _DEMANDS = {
     VALUE: ("T710", "is read but holds no value here: not written yet, or freed"),
     PENDING: ("T714", "is waited for but nothing is pending under that name"),
@@ -43,16 +45,10 @@ class _Automaton:
     lent: dict[tuple[int, str], list[tuple[int, str, bool]]] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
 
-    def call(self, position: int, call: BlockCall) -> None:
-        seen = self.outlines[call.block]
-        arguments = call.arguments
-        if len(arguments) > 1 and len(set(arguments)) != len(arguments) and not _apart(seen, arguments):
-            message = "a micro-batch meets itself: under two names of it the block touches one register"
-            self.findings.append(at("T711", message, self.role, seen.block, -1, position))
-            return
+    def call(self, position: int, seen: Outline, batches: Sequence[int]) -> None:
+        """One call; `batches`: the micro-batch of each of the outline's masks."""
         states, borrowed = self.states, bool(self.lent)
-        for number, (symbol, masks) in enumerate(seen.masks.items()):
-            batch = arguments[number - 1] if number else STEP
+        for batch, (symbol, masks) in zip(batches, seen.masks.items(), strict=True):
             state = states.get(batch)
             if state is None:
                 state = states[batch] = _State()
@@ -60,17 +56,18 @@ class _Automaton:
                 self.step(position, seen, symbol, masks, state)
             met = masks.changes & (state.shared | state.exclusive) | masks.reads & state.exclusive if borrowed else 0
             if met:
-                self.borrowed(position, seen, symbol, met, self.batches(seen, arguments))
+                self.borrowed(position, seen, symbol, met, dict(zip(seen.masks, batches, strict=True)))
         if seen.waits or seen.lent:
-            batches = self.batches(seen, arguments)
+            named = dict(zip(seen.masks, batches, strict=True))
             for token in seen.waits:
                 base, symbol = split(token)
-                self.release(batches[symbol], base)
+                self.release(named[symbol], base)
             for token in seen.lent:
-                self.lend(seen, token, batches)
+                self.lend(seen, token, named)
 
-    def batches(self, seen: Outline, arguments: tuple[int, ...]) -> dict[str, int]:
-        return {"": STEP, **dict(zip(seen.block.parameters, arguments, strict=True))}
+    def meets_itself(self, position: int, seen: Outline) -> None:
+        message = "a micro-batch meets itself: under two names of it the block touches one register"
+        self.findings.append(at("T711", message, self.role, seen.block, -1, position))
 
     def step(self, position: int, seen: Outline, symbol: str, masks: Masks, state: _State) -> None:
         demands = (
@@ -178,27 +175,73 @@ def _apart(seen: Outline, arguments: tuple[int, ...]) -> bool:
     return True
 
 
-def _role(role: Role) -> list[Finding]:
-    bits: dict[str, int] = {}
-    outlines: dict[str, Outline] = {}
-    findings: list[Finding] = []
-    for block in role.blocks:
-        outlines[block.name], found = outline(role, block, bits)
-        findings += found
-    if findings:
-        return findings
-    for name, calls in role.orders:
-        automaton = _Automaton(role, outlines, bits)
-        for position, call in enumerate(calls):
-            automaton.call(position, call)
+class _Kind:
+    """The blocks of roles that are alike: their outlines, and the threads that were walked without a finding."""
+
+    def __init__(self, role: Role) -> None:
+        self.role = role
+        self.bits: dict[str, int] = {}
+        self.outlines: dict[str, Outline] = {}
+        self.findings: list[Finding] = []
+        for block in role.blocks:
+            self.outlines[block.name], found = outline(role, block, self.bits)
+            self.findings += found
+        self.pieces = Pieces(self.outlines)
+        self.proven: set[tuple[int, ...]] = set()
+
+    def order(self, like: Like, name: str, threads: Threads) -> list[Finding]:
+        """Findings of an order of one of the roles, whose threads are given."""
+        if threads.apart and all(self.holds(name, thread) for thread in threads.all()):
+            return []
+        automaton = _Automaton(self.role, self.outlines, self.bits)
+        outlines = {mine: self.outlines[block.name] for mine, block in like.blocks.items()}
+        for position, call in enumerate(like.role.order(name)):
+            seen, arguments = outlines[call.block], call.arguments
+            if len(arguments) > 1 and len(set(arguments)) != len(arguments) and not _apart(seen, arguments):
+                automaton.meets_itself(position, seen)
+            else:
+                automaton.call(position, seen, (STEP, *arguments))
             if len(automaton.findings) >= MOST:
                 break
         else:
             automaton.close(name)
-        findings += automaton.findings
-    return findings
+        return automaton.findings
+
+    def holds(self, order: str, thread: tuple[int, ...]) -> bool:
+        """Whether a thread alone is without findings."""
+        if thread not in self.proven:
+            automaton = _Automaton(self.role, self.outlines, self.bits)
+            for position, number in enumerate(thread):
+                automaton.call(position, self.pieces.parts[number], (STEP,))
+            automaton.close(order)
+            if automaton.findings:
+                return False
+            self.proven.add(thread)
+        return True
+
+
+def _role(like: Like, kind: _Kind) -> list[Finding]:
+    found: dict[str, list[Finding]] = {}
+    threads: dict[str, Threads] = {}
+    named = {name: block.name for name, block in like.blocks.items()}
+    for name, before in legs((like.role,)):
+        calls = like.role.order(name)
+        known = threads.get(before) or Threads(kind.pieces)
+        threads[name] = known.add(calls[len(like.role.order(before)) if before else 0 :], named)
+        found[name] = kind.order(like, name, known)
+    return [finding for name, _ in like.role.orders for finding in found[name]]
 
 
 def registers(plan: Plan) -> list[Finding]:
     """Findings of proof (a) over all roles and orders."""
-    return [finding for role in plan.roles for finding in _role(role)]
+    return found_alike(plan, _registers)
+
+
+def _registers(likes: tuple[Like, ...]) -> list[Finding]:
+    kinds: dict[int, _Kind] = {}
+    found: list[Finding] = []
+    for like in likes:
+        stage = like.first.pipeline
+        kind = kinds[stage] = kinds.get(stage) or _Kind(like.first)
+        found += kind.findings or _role(like, kind)
+    return found

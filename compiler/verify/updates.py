@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from titan.compiler.plan.instruction import STATE, Instruction, base_name
 from titan.compiler.plan.program import Block, Bucket, Plan, Role
 from titan.compiler.verify.bodies import active
-from titan.compiler.verify.findings import Finding, at, used_blocks
+from titan.compiler.verify.findings import Finding, at
 
 _PASSING = frozenset(("wait", "free", "send", "recv", "add"))
 _ON_GRADIENT = frozenset(("reduce_grad", "zero_grad", "grad_norm", "optimizer_step"))
@@ -58,20 +58,13 @@ class Step:
         return Event((len(calls) - 1, index), block, block.instructions[index])
 
     def collect(self) -> Step:
-        first: dict[str, int] = {}
-        last: dict[str, int] = {}
-        calls: dict[str, list[int]] = {}
-        for position, call in enumerate(self.role.order(self.order)):
-            first.setdefault(call.block, position)
-            last[call.block] = position
-            if not call.arguments:
-                calls.setdefault(call.block, []).append(position)
-        for block in used_blocks(self.role, self.order):
-            positions = calls.get(block.name, [first[block.name], last[block.name]])
+        places = block_places(self.role, self.order)
+        for name, positions in places.items():
+            block = self.role.block_table[name]
             for index, instruction in enumerate(block.instructions):
                 if instruction.opcode in _PASSING or _of_batch(instruction):
                     continue
-                for position in dict.fromkeys(positions):
+                for position in positions:
                     self.note(Event((position, index), block, instruction))
         for events in (*self.events.values(), *self.made.values(), *self.others.values()):
             events.sort(key=lambda event: event.place)
@@ -100,6 +93,19 @@ class Step:
         for name in instruction.writes:
             if opcode != "wait" and ":" not in name:
                 self.made.setdefault(base_name(name), []).append(event)
+
+
+def block_places(role: Role, order: str) -> dict[str, list[int]]:
+    """Where an order calls each of its blocks, as far as buffers of a step are concerned: of blocks that run for
+    micro-batches the first and the last call."""
+    called = [call.block for call in role.order(order)]
+    last = dict(zip(called, range(len(called)), strict=True))
+    first = dict(zip(reversed(called), range(len(called) - 1, -1, -1), strict=True))
+    found = {name: sorted({first[name], last[name]}) for name in dict.fromkeys(called)}
+    for name in found:
+        if not role.block_table[name].parameters and len(found[name]) > 1:
+            found[name] = [n for n, other in enumerate(called) if other == name]
+    return found
 
 
 def _of_batch(instruction: Instruction) -> bool:

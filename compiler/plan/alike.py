@@ -1,0 +1,243 @@
+"""Roles that are alike: they run the same blocks, on other layers.
+
+The ranks of a long pipeline hold equal numbers of equal layers. Their blocks differ in nothing but the layers in the
+names of registers, buffers and units; only their orders differ more. So what is said of the blocks of one of them, and
+of the buckets, parameters and buffers that these name, holds for all of them, renamed.
+
+Roles are alike when a renaming of layers, one to one, makes the blocks and buffers of one those of the other, and the
+buckets and parameters of every layer that they name are those of the layer that it becomes. A role stands for itself
+where it has to do with more than that: where it holds what belongs to no layer (embedding, head, the loss), or names a
+group that joins certain ranks of the pipeline. Where names of types or segments hold a layer no roles are alike.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from titan.compiler.plan.listing import Renaming, distinct, layers_of, stretches
+
+if TYPE_CHECKING:
+    from titan.compiler.plan.instruction import Instruction
+    from titan.compiler.plan.program import Block, Bucket, Buffer, Parameter, Plan, Role
+
+_PARAMETER = re.compile(r"^layers\.(\d+)(?=\.)")
+_DIGITS = re.compile(r"\d+")
+_OPERANDS = attrgetter("writes", "reads", "updates")
+_UNIT, _FORM = attrgetter("unit"), attrgetter("opcode", "group", "stream", "attributes")
+_MARK = -1  # stands for the layer itself in what is known of it
+Layers = dict[int, int]  # of one role -> of the other
+
+
+@dataclass(frozen=True)
+class Like:
+    """A role, and the first of the plan that is like it (itself, where none before it is); their blocks correspond in
+    order. `renaming` gives names of the first one this role's layers."""
+
+    role: Role
+    first: Role
+    renaming: Renaming
+
+    @cached_property
+    def blocks(self) -> dict[str, Block]:
+        """By the name of a block of this role, that of the first one."""
+        return {mine.name: other for mine, other in zip(self.role.blocks, self.first.blocks, strict=True)}
+
+
+def alone(plan: Plan) -> tuple[Like, ...]:
+    """Every role stands for itself."""
+    same = Renaming.by(0)
+    return tuple(Like(role, role, same) for role in plan.roles)
+
+
+def dotted(name: str) -> str:
+    """A parameter's name with its layer as registers have it: `layers.5.norm` -> `.l5.norm`."""
+    return _PARAMETER.sub(lambda m: f".l{m[1]}", name)
+
+
+def alike(plan: Plan) -> tuple[Like, ...]:
+    """For each role of the plan, in order, which one stands for it."""
+    same = Renaming.by(0)
+    if len(plan.roles) == 1 or any(layers_of(dotted(name)) for name in _fixed(plan)):
+        return alone(plan)
+    surroundings = _Surroundings(plan)
+    firsts: list[_Written] = []
+    found: list[Like] = []
+    for role in plan.roles:
+        like = Like(role, role, same)
+        if surroundings.only_layers(role):
+            written = _Written(role)
+            renamed = ((first, surroundings.renaming(first, written)) for first in firsts)
+            like = next((Like(role, first.role, r) for first, r in renamed if r is not None), like)
+            if like.first is role and surroundings.told(written):
+                firsts.append(written)
+        found.append(like)
+    return tuple(found)
+
+
+def _fixed(plan: Plan) -> Iterator[str]:
+    """Names that mean the same to all roles."""
+    yield from (name for name, _ in plan.tensors)
+    yield from (group.name for group in plan.groups)
+    for segment in plan.segments:
+        yield segment.name
+        yield from segment.parameters
+
+
+class _Written:
+    """A role's blocks as two lists: the form of every instruction, and all names that may hold a layer."""
+
+    def __init__(self, role: Role) -> None:
+        self.role = role
+        self.form: list[object] = []
+        self.names: list[str] = []
+        self.moves: set[tuple[str, int, int]] = set()  # (name, layers by which each copy is moved, copies)
+        for block in role.blocks:
+            self.form += (_DIGITS.sub("#", block.name), block.parameters)
+            for stretch in stretches(block.instructions):
+                first = len(self.names)
+                self.form += (len(stretch.instructions), stretch.times, stretch.step)
+                self._add(stretch.instructions)
+                if stretch.times > 1:
+                    self.moves |= {(name, stretch.step, stretch.times) for name in self.names[first:]}
+
+    def _add(self, instructions: tuple[Instruction, ...]) -> None:
+        operands = list(chain.from_iterable(map(_OPERANDS, instructions)))
+        forms = list(map(_FORM, instructions))
+        self.names += chain.from_iterable(operands)
+        self.names += map(_UNIT, instructions)
+        for n, form in enumerate(forms):
+            attributes = form[3]
+            if len(attributes) > 1 and attributes[-1][0] == "when" and isinstance(attributes[-2][1], str):
+                self.names.append(attributes[-2][1])  # the frame
+                forms[n] = (*form[:3], (*attributes[:-2], (attributes[-2][0], ""), attributes[-1]))
+        self.form += (*map(len, operands), *forms)
+
+    @cached_property
+    def groups(self) -> frozenset[str]:
+        """Groups that are named."""
+        return frozenset(i.group for block in self.role.blocks for i in distinct(block.instructions))
+
+    @cached_property
+    def layers(self) -> frozenset[int]:
+        """Layers that are named."""
+        return frozenset(layer for name in {*self.names} for layer in layers_of(name))
+
+    @cached_property
+    def plain(self) -> bool:
+        """Whether every layer is written as a renaming writes it: `.l5`, not `.l05`."""
+        same = Renaming.by(0).name
+        return all(same(name) == name for name in {*self.names})
+
+
+class _Surroundings:
+    """What a plan says of each layer beside the programs, whatever its number."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.restricted = {group.name for group in plan.groups if group.pipeline}
+        self.buckets: dict[int, list[tuple[object, ...]]] = {}
+        self.parameters: dict[int, list[tuple[object, ...]]] = {}
+        self.homes: dict[int, list[tuple[int, ...]]] = {}
+        self.apart: set[int] = set()  # layers of which nothing is said, for it is not of one layer alone
+        self.elsewhere: set[int] = set()  # stages that hold what belongs to no layer
+        for bucket in plan.buckets:
+            self._bucket(bucket)
+        for parameter in plan.parameters:
+            self._parameter(parameter)
+
+    def _bucket(self, bucket: Bucket) -> None:
+        layers = layers_of(f".{bucket.name}")
+        if len(layers) != 1:
+            self.apart.update(layers)
+            self.elsewhere.update(bucket.homes)
+            return
+        groups = (*bucket.sums, bucket.replicas, bucket.shards, bucket.uncounted)
+        if len(bucket.homes) != 1 or not self.restricted.isdisjoint(groups):
+            self.apart.update(layers)
+        name = _marked(f".{bucket.name}")
+        form = (name, bucket.elements, bucket.dtype, groups, len(bucket.sums), bucket.sharded)
+        self.buckets.setdefault(layers[0], []).append(form)
+        self.homes.setdefault(layers[0], []).append(bucket.homes)
+
+    def _parameter(self, p: Parameter) -> None:
+        named, held = layers_of(dotted(p.name)), layers_of(f".{p.bucket}")
+        if len(named) != 1 or named != held:
+            self.apart.update((*named, *held))
+            return
+        name, bucket = _marked(dotted(p.name)), _marked(f".{p.bucket}")
+        form = (name, p.shape, p.rows, p.tensor, bucket, p.offset, p.decay, p.initializer)
+        self.parameters.setdefault(named[0], []).append(form)
+
+    def only_layers(self, role: Role) -> bool:
+        """Whether a role holds layers and nothing else."""
+        held = {layer for chunk in role.layers for layer in chunk}
+        stage = role.pipeline
+        return stage not in self.elsewhere and all(
+            layer in held for layer, homes in self.homes.items() for home in homes if stage in home
+        )
+
+    def told(self, written: _Written) -> bool:
+        """Whether all is said of what a role names."""
+        return (
+            self.apart.isdisjoint(written.layers)
+            and self.restricted.isdisjoint(written.groups)
+            and all(layers_of(buffer.name) for buffer in written.role.buffers)
+            and written.plain
+        )
+
+    def renaming(self, one: _Written, other: _Written) -> Renaming | None:
+        """The renaming that makes one role the other."""
+        layers = _layers(one.role, other.role, one.layers)
+        if layers is None or not self._same(layers, one.role.pipeline, other.role.pipeline):
+            return None
+        renaming = Renaming(layers.__getitem__)
+        try:
+            for name, step, times in one.moves:
+                for layer in layers_of(name):
+                    if any(layers[layer + step * n] != layers[layer] + step * n for n in range(times)):
+                        return None
+            same = (
+                one.form == other.form
+                and list(map(renaming.name, one.names)) == other.names
+                and [_buffer(renaming.name(b.name), b) for b in one.role.buffers]
+                == [_buffer(b.name, b) for b in other.role.buffers]
+            )
+        except KeyError:  # a layer that is neither held nor beside one that is
+            return None
+        return renaming if same else None
+
+    def _same(self, layers: Layers, one: int, other: int) -> bool:
+        return all(
+            self.apart.isdisjoint((a, b))
+            and self.buckets.get(a) == self.buckets.get(b)
+            and self.parameters.get(a) == self.parameters.get(b)
+            and [one in home for home in self.homes.get(a, ())] == [other in home for home in self.homes.get(b, ())]
+            for a, b in layers.items()
+        )
+
+
+def _layers(one: Role, other: Role, named: frozenset[int]) -> Layers | None:
+    """Which layer becomes which: those held, in order, and those beside them that are named."""
+    if [*map(len, one.layers)] != [*map(len, other.layers)]:
+        return None
+    found: Layers = {}
+    for a, b in zip(one.layers, other.layers, strict=True):
+        pairs = list(zip(a, b, strict=True))
+        if a:
+            pairs += [(x, y) for x, y in ((a[0] - 1, b[0] - 1), (a[-1] + 1, b[-1] + 1)) if x in named]
+        if any(found.setdefault(x, y) != y for x, y in pairs):
+            return None
+    return found if len(set(found.values())) == len(found) else None
+
+
+def _buffer(name: str, buffer: Buffer) -> tuple[object, ...]:
+    return (name, buffer.kind, buffer.dtype, buffer.elements, buffer.place)
+
+
+def _marked(name: str) -> str:
+    return Renaming(lambda layer: _MARK).name(name)
