@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from titan.compiler.plan.instruction import Instruction, base_name
+from titan.compiler.plan.instruction import FROM_HOST, TO_HOST, Instruction, base_name
 from titan.compiler.plan.listing import Renaming, Stretch, copies, distinct, stretches, went_on
 from titan.compiler.plan.program import Block, Role
 
 COMPUTE, MOVE, WAIT = "compute", "move", "wait"  # kinds of work that loads a core
+COPIES = (TO_HOST, FROM_HOST)  # streams beside which compute is as fast as alone
 Step = tuple[int, int, int, int]
 Name = tuple[str, int]  # base register and index of the block's micro-batch parameter, -1 without
 
@@ -33,12 +34,15 @@ class Strand:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Relative to the compute clock at the start: times in ns."""
+    """Relative to the compute clock at the start: times in ns. `latest`: the last end on the strand's streams, `active`
+    the same without copies."""
 
     advance: int
     busy: int
     streams: tuple[int, ...]
     exports: tuple[int, ...]
+    latest: int
+    active: int
     work: tuple[tuple[int, int, str], ...] = ()  # (start, stop, COMPUTE, MOVE or WAIT), where asked for
 
 
@@ -94,7 +98,9 @@ def run_strand(
             if record and done[slot] > clock:
                 work.append((clock, done[slot], WAIT))
             clock = max(clock, done[slot])
-    return Outcome(clock, busy, tuple(clocks), tuple(done[slot] for slot, _ in strand.exports), tuple(work))
+    exports = tuple(done[slot] for slot, _ in strand.exports)
+    beside = [end for name, end in zip(strand.streams, clocks, strict=True) if name not in COPIES]
+    return Outcome(clock, busy, tuple(clocks), exports, max(clocks, default=0), max(beside, default=0), tuple(work))
 
 
 def stretch(cost: int, beside: int, slowdown: float) -> int:

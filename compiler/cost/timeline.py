@@ -68,12 +68,13 @@ def stretched(timeline: Timeline, clock: Clock) -> Timeline:
     return Timeline(step, tuple(map(role, timeline.roles)))
 
 
-def added(few: Timeline, more: Timeline, outside: int) -> Timeline:
-    """What the further step adds to every figure; `calls` are its own."""
+def added(few: Timeline, more: Timeline, outside: int, later: int = 0) -> Timeline:
+    """What the further step adds to every figure; `calls` are its own, `later` by so many ns."""
     step = more.step - few.step + outside
     roles = []
     for a, b in zip(few.roles, more.roles, strict=True):
         busy, exposed = b.busy - a.busy, b.exposed - a.exposed
-        span, calls = b.span_bubble - a.span_bubble, b.calls[len(a.calls) :]
+        span = b.span_bubble - a.span_bubble
+        calls = tuple([(begin + later, end + later) for begin, end in b.calls[len(a.calls) :]])
         roles.append(RoleTime(b.pipeline, busy, exposed, step - busy - exposed, span, b.end - a.end, calls))
     return Timeline(step, tuple(roles))

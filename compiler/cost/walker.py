@@ -1,0 +1,165 @@
+"""One role on its way through its calls, as a coroutine that stops at what another role has not issued yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from titan.compiler.cost.meetings import UNKNOWN, Channel, Meeting, Network
+from titan.compiler.cost.strands import WAIT, BlockPieces, Event, Outcome, Strand, run_strand
+from titan.compiler.cost.timeline import RoleTime
+from titan.compiler.plan.program import BlockCall
+
+Key = int | tuple[int, ...]  # what is active alone, or that, the streams' clocks and the imports
+Memo = dict[int, dict[Key, Outcome]]  # outcomes by strand, for all roles
+
+
+@dataclass(slots=True)
+class Run:
+    """A strand, its streams by number, and the completions that it takes and leaves: each a table by micro-batch, and
+    where the call's arguments say which (-1: nowhere)."""
+
+    strand: Strand
+    streams: tuple[int, ...]
+    imports: tuple[tuple[dict[int, int], int], ...]
+    exports: tuple[tuple[dict[int, int], int], ...]
+    outcomes: dict[Key, Outcome]
+
+    def situation(self, clock: int, active: int, streams: list[int], arguments: tuple[int, ...]) -> Key:
+        """All that decides the outcome: times from `clock` on."""
+        times = [active]
+        times += [streams[number] for number in self.streams]
+        times += [ends.pop(arguments[index] if index >= 0 else -1) for ends, index in self.imports]
+        return tuple([time - clock if time > clock else 0 for time in times])
+
+    def outcome(self, key: Key, network: Network) -> Outcome:
+        """Works out and keeps what follows from a situation."""
+        strand = self.strand
+        active, *times = (key, *(0 for _ in self.streams)) if isinstance(key, int) else key
+        streams, imports = tuple(times[: len(strand.streams)]), tuple(times[len(strand.streams) :])
+        found = run_strand(strand, streams, imports, active, network.slowdown, network.loads is not None)
+        self.outcomes[key] = found
+        return found
+
+
+@dataclass(slots=True)
+class Issue:
+    """A role comes to its next meeting, when `stream` is free too (-1: whatever streams do)."""
+
+    meetings: dict[int, Meeting]
+    index: int
+    channel: Channel
+    member: int
+    stream: int
+    cost: int
+
+
+@dataclass(slots=True)
+class Wait:
+    """A role waits for the end of a meeting."""
+
+    meetings: dict[int, Meeting]
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """What a block does; `units` says that it runs segments."""
+
+    steps: tuple[Run | Issue | Wait, ...]
+    units: bool
+
+
+class Walker:
+    """Clocks in ns and sums so far. `latest`: the end of all that the role's streams have begun; `active`: the same
+    without copies, beside which compute is as fast as alone."""
+
+    def __init__(self, pipeline: int, pieces: Mapping[str, BlockPieces], network: Network, outcomes: Memo) -> None:
+        self.pipeline, self.network = pipeline, network
+        self.numbers: dict[str, int] = {}  # of streams
+        self.pending: dict[str, dict[int, int]] = {}  # completions by register and micro-batch
+        self.meetings: dict[str, dict[int, Meeting]] = {}
+        self.blocks = {
+            name: Steps(tuple(self._step(piece, outcomes) for piece in block.pieces), block.units)
+            for name, block in pieces.items()
+        }
+        self.streams = [0] * len(self.numbers)
+        self.clock = self.busy = self.exposed = self.bubble = self.latest = self.active = 0
+        self.bubble_first, self.bubble_last = -1, 0
+        self.calls: list[tuple[int, int]] = []
+
+    def _step(self, piece: Strand | Event, outcomes: Memo) -> Run | Issue | Wait:
+        if isinstance(piece, Strand):
+            streams = tuple([self._stream(name) for name in piece.streams])
+            imports = tuple([(self.pending.setdefault(name, {}), index) for name, index in piece.imports])
+            exports = tuple([(self.pending.setdefault(name, {}), index) for _, (name, index) in piece.exports])
+            return Run(piece, streams, imports, exports, outcomes.setdefault(id(piece), {}))
+        name, index = piece.name
+        meetings = self.meetings.setdefault(name, {})
+        if piece.kind == "wait":
+            return Wait(meetings, index)
+        channel, member = self.network.member(self.pipeline, piece)
+        stream = self._stream(piece.stream) if piece.kind == "meet" else -1
+        return Issue(meetings, index, channel, member, stream, piece.cost)
+
+    def _stream(self, name: str) -> int:
+        return self.numbers.setdefault(name, len(self.numbers))
+
+    def walk(self, calls: Sequence[BlockCall]) -> Iterator[None]:
+        """Goes through the calls; yields when it has to be woken by another role."""
+        network, streams, blocks, done = self.network, self.streams, self.blocks, self.calls
+        loads = network.loads is not None
+        clock, latest, active = self.clock, self.latest, self.active
+        busy, exposed, bubble = self.busy, self.exposed, self.bubble
+        for call in calls:
+            block, arguments, started = blocks[call.block], call.arguments, -1
+            for step in block.steps:
+                if type(step) is Wait:
+                    meeting = step.meetings.pop(arguments[step.index] if step.index >= 0 else -1)
+                    while meeting.end == UNKNOWN:
+                        meeting.channel.waiting.append(self)
+                        yield
+                    if meeting.end > clock:
+                        waited = meeting.end - clock
+                        moving = waited if waited < meeting.cost else meeting.cost
+                        if loads:
+                            network.load(clock, ((0, waited, WAIT),))
+                        exposed += moving
+                        bubble += waited - moving
+                        clock = meeting.end
+                elif type(step) is Issue:
+                    time = clock if step.stream < 0 else max(clock, streams[step.stream])
+                    meeting = step.channel.issue(step.member, time, step.cost)
+                    step.meetings[arguments[step.index] if step.index >= 0 else -1] = meeting
+                elif type(step) is Run:
+                    if step.imports or (step.streams and latest > clock):
+                        key = step.situation(clock, active, streams, arguments)
+                    else:
+                        key = active - clock if active > clock else 0
+                    found = step.outcomes.get(key) or step.outcome(key, network)
+                    if started < 0 and found.busy:
+                        started = clock
+                        if self.bubble_first < 0 and block.units:
+                            self.bubble_first = bubble
+                    if loads:
+                        network.load(clock, found.work)
+                    if step.streams:
+                        for number, relative in zip(step.streams, found.streams, strict=True):
+                            streams[number] = clock + relative
+                        for (ends, index), relative in zip(step.exports, found.exports, strict=True):
+                            ends[arguments[index] if index >= 0 else -1] = clock + relative
+                        latest = max(latest, clock + found.latest)
+                        active = max(active, clock + found.active)
+                    busy += found.busy
+                    exposed += found.advance - found.busy
+                    clock += found.advance
+            done.append((clock if started < 0 else started, clock))
+            if block.units:
+                self.bubble_last = bubble
+        self.clock, self.latest, self.active = clock, latest, active
+        self.busy, self.exposed, self.bubble = busy, exposed, bubble
+
+    def result(self, step: int) -> RoleTime:
+        """Its part of a step that ends here."""
+        idle, span = step - self.busy - self.exposed, self.bubble_last - max(self.bubble_first, 0)
+        return RoleTime(self.pipeline, self.busy, self.exposed, idle, span, self.clock, tuple(self.calls))

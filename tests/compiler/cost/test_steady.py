@@ -1,0 +1,93 @@
+"""Steps that begin before the one before is known: what a further one adds, against walks of all steps."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from titan.compiler.cost.simulate import simulate
+from titan.compiler.cost.steady import Standing
+from titan.compiler.plan.instruction import Instruction
+from titan.compiler.plan.program import BEGUN, Block, BlockCall, Plan, Role
+
+from tests.compiler.cost.test_simulate import FixedPrices, issue, naive_times, pipeline_plan, wait
+
+
+def late_role(role: Role, lasting: int) -> Role:
+    """A role whose norm is begun at the end of a step and waited for after the next body, as is a gather; `lasting`
+    gathers of a step are waited for nowhere, and may take longer than the step."""
+    begun = Block("norm" + BEGUN, (), (Instruction("grad_norm", ("n",), ()), issue("all_reduce", "nsq?", "all", "all")))
+    gathers = [issue("all_gather", f"p{k}?", "slow") for k in range(lasting)]
+    after = Block("end", (), (Instruction("optimizer_step", (), ()), *gathers, issue("all_gather", "p?", "ahead")))
+    used = Block("used", (), (wait("p?"),))
+    begins = Block("first", (), (issue("all_gather", "first?", "ahead"), wait("first?")))
+    known = Block("norm.known", (), (wait("nsq?"),))
+    body = tuple(call for call in role.order("train") if call.block != "end")
+    orders = (
+        ("body", (BlockCall("first"), *body)),
+        ("check", (BlockCall("norm" + BEGUN), BlockCall("used"), BlockCall("norm.known"))),
+        ("update", (BlockCall("end"),)),
+    )
+    blocks = tuple(b for b in role.blocks if b.name != "end")
+    return replace(role, blocks=(*blocks, begins, begun, after, used, known), orders=orders)
+
+
+def steps_of(plan: Plan, steps: int) -> Plan:
+    """So many steps one after another as one order."""
+
+    def role(r: Role) -> Role:
+        body, check, update = (r.order(name) for name in ("body", "check", "update"))
+        further = (*body, *check[1:], check[0], *update)
+        return replace(r, orders=(("train", (*body, check[0], *update, *further * (steps - 1))),))
+
+    return replace(plan, roles=tuple(map(role, plan.roles)))
+
+
+def late_plan(seed: int) -> Plan:
+    chance = random.Random(seed)
+    roles, micro_batches = chance.randrange(1, 5), chance.randrange(1, 7)
+    plan = pipeline_plan(roles, micro_batches, [chance.randrange(1, 4) for _ in range(roles)])
+    return replace(plan, roles=tuple(late_role(role, chance.choice((0, 0, 40))) for role in plan.roles))
+
+
+@pytest.fixture
+def moves(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
+    """What is said of every second step: by how much it has moved everything."""
+    found: list[int | None] = []
+    since = Standing.since
+
+    def noted(self: Standing, before: Standing) -> int | None:
+        found.append(since(self, before))
+        return found[-1]
+
+    monkeypatch.setattr(Standing, "since", noted)
+    return found
+
+
+def test_a_further_step_adds_what_a_walk_of_all_says(moves: list[int | None]) -> None:
+    for seed in range(60):
+        plan, prices = late_plan(seed), FixedPrices(seed)
+        three, two = (naive_times(steps_of(plan, steps), prices) for steps in (3, 2))
+        assert simulate(plan, prices=prices).step == three - two
+    known = [moved for moved in moves if moved is not None]
+    assert 0 < len(known) < len(moves)
+
+
+def test_a_step_left_out_is_equal_to_one_walked(moves: list[int | None], monkeypatch: pytest.MonkeyPatch) -> None:
+    plans = [(late_plan(seed), FixedPrices(seed, slowdown=1.07)) for seed in range(60)]
+    short = [simulate(plan, prices=prices) for plan, prices in plans]
+    assert sum(moved is not None for moved in moves) > 10
+    monkeypatch.setattr(Standing, "since", lambda self, before: None)
+    assert short == [simulate(plan, prices=prices) for plan, prices in plans]
+
+
+def test_one_time_that_moves_otherwise_is_enough() -> None:
+    before = Standing({(0,): 5, (1,): 7}, {("bubble",): 3}, even=True)
+    after = Standing({(0,): 15, (1,): 17}, {("bubble",): 3}, even=True)
+    assert after.since(before) == 10
+    assert replace(after, times={(0,): 15, (1,): 18}).since(before) is None
+    assert replace(after, times={(0,): 15}).since(before) is None
+    assert replace(after, fixed={("bubble",): 4}).since(before) is None
+    assert replace(after, even=False).since(before) is None
+    assert after.since(replace(before, even=False)) is None
