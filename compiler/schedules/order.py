@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from titan.compiler.schedules.wiring import Wiring
 
 
-@dataclass(frozen=True, slots=True)
-class Element:
+class Element(NamedTuple):
     """`phase` is F (forward), B (full backward), I (backward to inputs), W (backward to weights)."""
 
     phase: str
@@ -27,8 +26,7 @@ class Element:
         return f"{self.phase}{self.chunk}.{self.micro_batch}"
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
+class Pair(NamedTuple):
     """A forward and a backward of different micro-batches, so merged that one computes while the other communicates."""
 
     forward: Element

@@ -96,7 +96,7 @@ def _in_turn(items: tuple[Element | Pair, ...]) -> tuple[Element | Pair, ...]:
 
     def renamed(e: Element) -> Element:
         source = {"F": forwards, "W": split}.get(e.phase, backwards)
-        found = replace(e, micro_batch=source[e.chunk].popleft())
+        found = Element(e.phase, e.chunk, source[e.chunk].popleft())
         if e.phase == "I":
             split[e.chunk].append(found.micro_batch)
         return found

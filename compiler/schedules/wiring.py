@@ -1,103 +1,109 @@
-"""An order with its elements numbered: what each item waits for and what it does, so that timing it is adding numbers.
+"""An order with its items numbered: what each waits for and what it is, so that timing it is adding numbers.
 
 Numbers and waits are worked out once per order; orders are timed with many durations, and one step after another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 from titan.compiler.schedules.order import Element, Order, Pair
 
 NEVER = -1.0  # seconds at which what has not been done ends
 NOWHERE = -1  # the number of an element that no rank does
-
-
-class Item(NamedTuple):
-    """`kind` numbers the distinct (phase, chunk), or pair of them; `needs` are (element, whether it comes from another
-    rank); `does` the item's own elements."""
-
-    kind: int
-    needs: tuple[tuple[int, bool], ...]
-    does: tuple[int, ...]
+Item = tuple[tuple[int, ...], int, int]  # items of other ranks that it needs, its kind, its own number
 
 
 class Wiring:
-    """`items[r]` are those of rank r; `kinds` one item of each kind; `elements` the number of elements."""
+    """`items[r]` are those of rank r; their kinds are the distinct (phase, chunk), or pairs of them, `kinds` has one
+    item of each. What its own rank has done before is no need of an item."""
 
     def __init__(self, order: Order) -> None:
         self.order = order
-        self.places = {e: rank for rank in range(len(order.ranks)) for e in order.elements(rank)}
-        self.numbers = {e: n for n, e in enumerate(self.places)}
-        self.elements = len(self.numbers)
-        kinds: dict[tuple[tuple[str, int], ...], tuple[int, Element | Pair]] = {}
-        self.items = tuple(
-            tuple(self._item(item, rank, kinds) for item in program) for rank, program in enumerate(order.ranks)
-        )
-        self.kinds = tuple(item for _, item in kinds.values())
+        firsts = tuple(accumulate(map(len, order.ranks), initial=0))
+        self.numbers: dict[tuple[str, int, int], int] = {}
+        for first, program in zip(firsts, order.ranks, strict=False):
+            for number, item in enumerate(program, first):
+                if isinstance(item, Pair):
+                    self.numbers[item.forward] = self.numbers[item.backward] = number
+                else:
+                    self.numbers[item] = number
+        self.chosen: dict[tuple[object, ...], tuple[int, Element | Pair]] = {}  # numbers of kinds, and one item of each
+        self.items = tuple([self._program(items, first) for items, first in zip(order.ranks, firsts, strict=False)])
+        self.kinds = tuple(item for _, item in self.chosen.values())
 
-    def _item(
-        self, item: Element | Pair, rank: int, kinds: dict[tuple[tuple[str, int], ...], tuple[int, Element | Pair]]
-    ) -> Item:
-        own = parts(item)
-        kind, _ = kinds.setdefault(tuple((e.phase, e.chunk) for e in own), (len(kinds), item))
-        waits = tuple(self._wait(choices, rank) for element in own for choices in needs(element, self.order))
-        return Item(kind, waits, tuple(self.numbers[e] for e in own))
+    def _program(self, program: Sequence[Element | Pair], first: int) -> tuple[Item, ...]:
+        """The items of a rank, numbered from `first` on."""
+        found: list[Item] = []
+        for number, item in enumerate(program, first):
+            if isinstance(item, Pair):
+                kind = self._kind((item.forward[:2], item.backward[:2]), item)
+                needs = (*self._needs(item.forward, first, number), *self._needs(item.backward, first, number))
+            else:
+                kind, needs = self._kind(item[:2], item), self._needs(item, first, number)
+            found.append((needs, kind, number))
+        return tuple(found)
 
-    def _wait(self, choices: tuple[Element, ...], rank: int) -> tuple[int, bool]:
-        for choice in choices:
-            if choice in self.numbers:
-                return self.numbers[choice], self.places[choice] != rank
-        return NOWHERE, False
+    def _kind(self, what: tuple[object, ...], item: Element | Pair) -> int:
+        found = self.chosen.get(what)
+        if found is None:
+            found = self.chosen[what] = len(self.chosen), item
+        return found[0]
+
+    def _needs(self, element: Element, first: int, number: int) -> tuple[int, ...]:
+        """What must be done before an element, but for what stands before it on its rank: the numbers from `first` up
+        to `number`. Of the next chunk I or B will do."""
+        phase, chunk, i = element
+        numbers, order = self.numbers, self.order
+        if phase == "F" and order.first(chunk):
+            return ()
+        wanted = ("F", chunk - 1, i) if phase == "F" else ("I" if phase == "W" else "F", chunk, i)
+        before = numbers.get(wanted, NOWHERE)
+        needs = () if first <= before < number else (before,)
+        if phase in "FW" or order.last(chunk):
+            return needs
+        after = numbers.get(("I", chunk + 1, i))
+        if after is None:
+            after = numbers.get(("B", chunk + 1, i), NOWHERE)
+        return needs if first <= after < number else (*needs, after)
 
     def walk(
         self, lengths: Sequence[float], transfer: float, clocks: Sequence[float]
     ) -> tuple[list[list[float]], list[list[float]]]:
         """Earliest starts and ends of every rank's items, in order, from the ranks' `clocks` on. A rank whose list
-        is shorter than its program waits for ever. `lengths`: seconds of each kind; `transfer`: between ranks."""
-        ends = [NEVER] * (self.elements + 1)  # the last is that of NOWHERE
-        waiting: dict[int, list[int]] = {}
+        is shorter than its program waits for ever. `lengths`: seconds of each kind, none below 0; `transfer`: between
+        ranks."""
+        ends = [NEVER] * (sum(map(len, self.items)) + 1)  # the last is that of NOWHERE
         started: list[list[float]] = [[] for _ in self.items]
         ended: list[list[float]] = [[] for _ in self.items]
-        runnable = list(range(len(self.items)))
-        while runnable:
-            rank = runnable.pop()
-            begun, done = started[rank], ended[rank]
-            clock = done[-1] if done else clocks[rank]
-            for kind, waits, does in self.items[rank][len(done) :]:
-                for need, far in waits:
+        waiting: dict[int, list[Iterator[None]]] = {}
+        runnable: list[Iterator[None]] = []
+
+        def run(rank: int) -> Iterator[None]:
+            begun, done, clock = started[rank], ended[rank], clocks[rank]
+            for needs, kind, number in self.items[rank]:
+                for need in needs:
                     end = ends[need]
-                    if end == NEVER:
-                        waiting.setdefault(need, []).append(rank)
-                        break
-                    if far:
-                        end += transfer
-                    if end > clock:
-                        clock = end
-                else:
-                    begun.append(clock)
-                    clock += lengths[kind]
-                    done.append(clock)
-                    for element in does:
-                        ends[element] = clock
-                        if element in waiting:
-                            runnable += waiting.pop(element)
-                    continue
-                break
+                    while end == NEVER:
+                        waiting.setdefault(need, []).append(ranks[rank])
+                        yield
+                        end = ends[need]
+                    if end + transfer > clock:
+                        clock = end + transfer
+                begun.append(clock)
+                clock += lengths[kind]
+                done.append(clock)
+                ends[number] = clock
+                if number in waiting:
+                    runnable.extend(waiting.pop(number))
+
+        ranks = [run(rank) for rank in range(len(self.items))]
+        runnable += ranks
+        while runnable:
+            next(runnable.pop(), None)
         return started, ended
 
 
 def parts(item: Element | Pair) -> tuple[Element, ...]:
     return (item.forward, item.backward) if isinstance(item, Pair) else (item,)
-
-
-def needs(element: Element, order: Order) -> Sequence[tuple[Element, ...]]:
-    """What must be done before an element: for each need the elements that fulfil it (I or B of the next chunk)."""
-    c, i = element.chunk, element.micro_batch
-    if element.phase == "F":
-        return () if order.first(c) else ((Element("F", c - 1, i),),)
-    if element.phase == "W":
-        return ((Element("I", c, i),),)
-    own = (Element("F", c, i),)
-    return (own,) if order.last(c) else (own, (Element("I", c + 1, i), Element("B", c + 1, i)))
