@@ -41,11 +41,6 @@ class Channel:
         self.coming = tuple(deque[Meeting]() for _ in roles)  # issued by others, not yet by this member
         self.waiting: list[Walker] = []
 
-    @property
-    def even(self) -> bool:
-        """Whether all members have issued as many."""
-        return not any(self.coming)
-
     def issue(self, member: int, time: int, cost: int) -> Meeting:
         """The member comes to its next meeting at `time`."""
         coming = self.coming[member]

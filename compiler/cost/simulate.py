@@ -14,11 +14,14 @@ no queue of events is needed; ranks of a role behave alike.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
+from itertools import chain
 
 from titan.compiler.cost.machine import Machine
 from titan.compiler.cost.meetings import Network
 from titan.compiler.cost.prices import Prices
-from titan.compiler.cost.steady import Standing, standing
+from titan.compiler.cost.rounds import Rounds, rounds
+from titan.compiler.cost.steady import Counts, Standing, move, standing
 from titan.compiler.cost.strands import Cutter
 from titan.compiler.cost.timeline import Timeline, added, stretched
 from titan.compiler.cost.walker import Memo, Walker
@@ -26,6 +29,7 @@ from titan.compiler.plan.program import BEGUN, BlockCall, Plan, Role
 from titan.compiler.plan.tiers import at_start
 
 Calls = list[tuple[BlockCall, ...]]  # of every role
+PATIENCE = 24  # rounds of which one must add what the one before has added
 
 
 class SimulationStalled(Exception):
@@ -50,11 +54,12 @@ def simulate(
         three = [(*a, *b) for a, b in zip(two, further, strict=True)]
         return added(_whole(plan, prices, two), _whole(plan, prices, three), _outside(prices))
     walk = _Walk(plan, prices)
-    few, begun = walk.go_on(first), walk.standing()
-    more, ended = walk.go_on(further), walk.standing()
+    repeated = rounds([role.order("body") for role in plan.roles])
+    few, begun = walk.go_on(first, repeated), walk.standing()
+    more, ended = walk.go_on(further, repeated), walk.standing()
     later = ended.since(begun)
     if later is None:
-        few, more = more, walk.go_on(further)
+        few, more = more, walk.go_on(further, repeated)
     return added(few, more, _outside(prices), later or 0)
 
 
@@ -75,9 +80,9 @@ def _begun(role: Role) -> tuple[BlockCall, ...]:
 def _whole(plan: Plan, prices: Prices, calls: Calls) -> Timeline:
     """The calls of every role from nothing on, in real time."""
     walk = _Walk(plan, prices)
-    found = walk.go_on(calls)
     if walk.network.loads is None:
-        return found
+        return walk.go_on(calls, rounds(calls))
+    found = walk.go_on(calls)
     walk.network.load_meetings()
     return stretched(found, walk.network.loads.clock())
 
@@ -95,21 +100,55 @@ class _Walk:
         cutter = Cutter(prices.price, self.network.crosses)
         outcomes: Memo = {}
         self.walkers = [Walker(role.pipeline, cutter.cut(role), self.network, outcomes) for role in plan.roles]
+        self.going: dict[Walker, Iterator[None]] = {}
+        self.stuck: set[Walker] = set()
 
-    def go_on(self, calls: Calls) -> Timeline:
+    def go_on(self, calls: Calls, repeated: Rounds | None = None) -> Timeline:
         """Every role does its calls; the timeline of all that has been done."""
-        walks = {walker: walker.walk(own) for walker, own in zip(self.walkers, calls, strict=True)}
-        ready, stuck = deque(self.walkers), set(self.walkers)
-        while ready:
-            walker = ready.popleft()
-            if next(walks[walker], walker) is walker:
-                stuck.discard(walker)
-            ready += self.network.take_woken()
-        if stuck:
-            names = ", ".join(str(walker.pipeline) for walker in self.walkers if walker in stuck)
+        if repeated is not None:
+            done = self._repeated(calls, repeated)
+            calls = [own[at:] for own, at in zip(calls, done, strict=True)]
+        if not self._through(calls):
+            names = ", ".join(str(walker.pipeline) for walker in self.walkers if walker in self.stuck)
             raise SimulationStalled(f"roles {names} wait for each other")
         step = max(max(walker.clock, walker.latest) for walker in self.walkers) + _outside(self.prices)
         return Timeline(step, tuple(walker.result(step) for walker in self.walkers))
+
+    def _repeated(self, calls: Calls, repeated: Rounds) -> list[int]:
+        """Walks up to the rounds and round after round, until one adds what the one before has added: so will the
+        others. The position that each role has come to, or is on its way to where the roles do not go in rounds."""
+        at = list(repeated.first)
+        whole = self._through([own[:end] for own, end in zip(calls, at, strict=True)])
+        before: Standing | None = None
+        counts: list[Counts] = []
+        for number in range(min(repeated.times, PATIENCE)):
+            if not whole:
+                break
+            now = standing(self.walkers, self.network, number)
+            moved = None if before is None else now.since(before)
+            left = repeated.times - number if moved is not None else 1
+            after = [end + length * left for end, length in zip(at, repeated.length, strict=True)]
+            if moved is not None:
+                move(self.walkers, self.network, counts, moved, left)
+                return after
+            before, counts = now, [Counts.of(walker) for walker in self.walkers]
+            whole = self._through([own[k:end] for own, k, end in zip(calls, at, after, strict=True)])
+            at = after
+        return at
+
+    def _through(self, calls: Calls) -> bool:
+        """Every role goes on with its calls, after those before. Whether all come to the end."""
+        for walker, own in zip(self.walkers, calls, strict=True):
+            walk = walker.walk(own)
+            self.going[walker] = chain(self.going[walker], walk) if walker in self.stuck else walk
+        ready = deque(walker for walker in self.walkers if walker not in self.stuck)
+        self.stuck = set(self.walkers)
+        while ready:
+            walker = ready.popleft()
+            if next(self.going[walker], walker) is walker:
+                self.stuck.discard(walker)
+            ready += self.network.take_woken()
+        return not self.stuck
 
     def standing(self) -> Standing:
         return standing(self.walkers, self.network)

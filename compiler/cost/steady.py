@@ -1,55 +1,120 @@
-"""When a further step adds what the last one has added.
+"""When what follows adds what the last part has added: a step after a step, a round of micro-batches after a round.
 
 All that a walk does with times is to add costs, to take the later of two, and to look at differences: what a strand
-does is found for differences alone, its rounding too. So a program that begins with every clock later by the same time
-does all it does later by that time, and counts the same busy, exposed and idle time. Meetings are found by their order,
-so a step meets only itself where all members of every channel have issued as many when it begins. A stream or a meeting
-that has ended when its role, or the last of its roles, goes on is never the later of two: it counts as that moment.
+does is found for differences alone, its rounding too. So a part that begins with every clock later by the same time
+does all it does later by that time, and counts the same busy, exposed and idle time; and what follows an equal part is
+equal again. A stream or a meeting that has ended when its role, or the last of its roles, goes on is never the later
+of two: it counts as that moment. The number of a micro-batch only says which completions belong together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
-from titan.compiler.cost.meetings import Network
+from titan.compiler.cost.meetings import UNKNOWN, Meeting, Network
 from titan.compiler.cost.walker import Walker
+
+V = TypeVar("V")
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """All that decides what roles do from here on: times in ns, and `fixed`, what must not move. `even`: whether no
-    member of a channel has issued more than another."""
+    """All that decides what roles do from here on: times in ns, and `fixed`, what must not move."""
 
     times: dict[tuple[object, ...], int]
-    fixed: dict[tuple[object, ...], int]
-    even: bool
+    fixed: dict[tuple[object, ...], object]
 
     def since(self, before: Standing) -> int | None:
         """The time by which everything has moved; None when not all has by the same."""
-        if not (before.even and self.even and self.fixed == before.fixed and self.times.keys() == before.times.keys()):
+        if self.fixed != before.fixed or self.times.keys() != before.times.keys():
             return None
         moved = {time - before.times[name] for name, time in self.times.items()}
         return moved.pop() if len(moved) == 1 else None
 
 
-def standing(walkers: Iterable[Walker], network: Network) -> Standing:
-    """Where roles stand between two steps."""
+def standing(walkers: Iterable[Walker], network: Network, micro_batch: int = 0) -> Standing:
+    """Where roles stand between two parts; micro-batches are counted from `micro_batch` on."""
     times: dict[tuple[object, ...], int] = {}
-    fixed: dict[tuple[object, ...], int] = {}
-    clocks: dict[int, int] = {}
+    fixed: dict[tuple[object, ...], object] = {}
+    clocks = {walker.pipeline: walker.clock for walker in walkers}
+    places: dict[Meeting, tuple[object, ...]] = {}  # of those that not all members have issued
+    for key, channel in network.channels.items():
+        times["channel", *key] = max(channel.free, *(clocks.get(role, 0) for role in channel.roles))
+        for member, coming in enumerate(channel.coming):
+            for number, meeting in enumerate(coming):
+                place = places[meeting] = ("coming", *key, member, number)
+                times[place], fixed[place] = meeting.start, (meeting.missing, meeting.cost)
     for walker in walkers:
         role, clock = walker.pipeline, walker.clock
-        clocks[role] = times[role,] = clock
+        times[role,] = clock
         fixed[role, "first"], fixed[role, "last"] = walker.bubble_first, walker.bubble - walker.bubble_last
         for stream, number in walker.numbers.items():
             times[role, "stream", stream] = max(walker.streams[number], clock)
         for name, ends in walker.pending.items():
-            times |= {(role, "pending", name, index): max(end, clock) for index, end in ends.items()}
+            for index, end in ends.items():
+                times[role, "pending", name, _from(index, micro_batch)] = max(end, clock)
         for name, meetings in walker.meetings.items():
             for index, meeting in meetings.items():
-                times[role, "meeting", name, index] = max(meeting.end, clock)
-                fixed[role, name, index] = meeting.cost
-    for key, channel in network.channels.items():
-        times["channel", *key] = max(channel.free, *(clocks.get(role, 0) for role in channel.roles))
-    return Standing(times, fixed, all(channel.even for channel in network.channels.values()))
+                place = (role, "meeting", name, _from(index, micro_batch))
+                fixed[place] = meeting.cost, places.get(meeting)
+                if meeting.end != UNKNOWN:
+                    times[place] = max(meeting.end, clock)
+    return Standing(times, fixed)
+
+
+def _from(index: int, micro_batch: int) -> int:
+    return index - micro_batch if index >= 0 else index
+
+
+def move(walkers: Iterable[Walker], network: Network, before: Iterable[Counts], by: int, rounds: int) -> None:
+    """Sets everything forward by so many rounds that take `by` ns each and add what was added since `before`."""
+    far = by * rounds
+    meetings: dict[Meeting, None] = {}
+    for walker, counts in zip(walkers, before, strict=True):
+        counts.repeat(walker, by, rounds)
+        walker.clock += far
+        walker.latest += far
+        walker.active += far
+        walker.streams = [end + far for end in walker.streams]
+        for ends in walker.pending.values():
+            _replace(ends, {_from(index, -rounds): end + far for index, end in ends.items()})
+        for issued in walker.meetings.values():
+            meetings |= dict.fromkeys(issued.values())
+            _replace(issued, {_from(index, -rounds): meeting for index, meeting in issued.items()})
+    for channel in network.channels.values():
+        channel.free += far
+        meetings |= {meeting: None for coming in channel.coming for meeting in coming}
+    for meeting in meetings:
+        meeting.start += far
+        meeting.end += far if meeting.end != UNKNOWN else 0
+
+
+def _replace(table: dict[int, V], other: dict[int, V]) -> None:
+    table.clear()
+    table |= other
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What a role has counted before a round."""
+
+    busy: int
+    exposed: int
+    bubble: int
+    calls: int
+
+    @classmethod
+    def of(cls, walker: Walker) -> Counts:
+        return cls(walker.busy, walker.exposed, walker.bubble, len(walker.calls))
+
+    def repeat(self, walker: Walker, by: int, rounds: int) -> None:
+        """Counts the round so many times more."""
+        more, own = walker.bubble - self.bubble, walker.calls[self.calls :]
+        walker.busy += (walker.busy - self.busy) * rounds
+        walker.exposed += (walker.exposed - self.exposed) * rounds
+        walker.bubble += more * rounds
+        walker.bubble_last += more * rounds
+        for number in range(1, rounds + 1):
+            walker.calls += [(begin + number * by, end + number * by) for begin, end in own]

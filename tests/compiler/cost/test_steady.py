@@ -1,13 +1,15 @@
-"""Steps that begin before the one before is known: what a further one adds, against walks of all steps."""
+"""Steps and rounds of micro-batches that are left out: what they add, against walks of all of them."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from titan.compiler.cost.rounds import Rounds, rounds
 from titan.compiler.cost.simulate import simulate
-from titan.compiler.cost.steady import Standing
+from titan.compiler.cost.steady import Standing, move
 from titan.compiler.plan.instruction import Instruction
 from titan.compiler.plan.program import BEGUN, Block, BlockCall, Plan, Role
 
@@ -48,6 +50,10 @@ def late_plan(seed: int) -> Plan:
     chance = random.Random(seed)
     roles, micro_batches = chance.randrange(1, 5), chance.randrange(1, 7)
     plan = pipeline_plan(roles, micro_batches, [chance.randrange(1, 4) for _ in range(roles)])
+    return late(plan, chance)
+
+
+def late(plan: Plan, chance: random.Random) -> Plan:
     return replace(plan, roles=tuple(late_role(role, chance.choice((0, 0, 40))) for role in plan.roles))
 
 
@@ -83,11 +89,63 @@ def test_a_step_left_out_is_equal_to_one_walked(moves: list[int | None], monkeyp
 
 
 def test_one_time_that_moves_otherwise_is_enough() -> None:
-    before = Standing({(0,): 5, (1,): 7}, {("bubble",): 3}, even=True)
-    after = Standing({(0,): 15, (1,): 17}, {("bubble",): 3}, even=True)
+    before = Standing({(0,): 5, (1,): 7}, {("bubble",): 3})
+    after = Standing({(0,): 15, (1,): 17}, {("bubble",): 3})
     assert after.since(before) == 10
     assert replace(after, times={(0,): 15, (1,): 18}).since(before) is None
     assert replace(after, times={(0,): 15}).since(before) is None
     assert replace(after, fixed={("bubble",): 4}).since(before) is None
-    assert replace(after, even=False).since(before) is None
-    assert after.since(replace(before, even=False)) is None
+
+
+@pytest.fixture
+def left_out(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many rounds were left out."""
+    found: list[int] = []
+
+    def noted(*given: Any) -> None:
+        found.append(given[-1])
+        move(*given)
+
+    monkeypatch.setattr("titan.compiler.cost.simulate.move", noted)
+    return found
+
+
+def many_rounds(seed: int) -> tuple[Plan, FixedPrices]:
+    chance = random.Random(seed)
+    roles, micro_batches = chance.randrange(1, 6), chance.randrange(8, 60)
+    layers = [chance.randrange(1, 4) for _ in range(roles)]
+    return pipeline_plan(roles, micro_batches, layers), FixedPrices(seed, chance.choice((1.0, 1.07)))
+
+
+def test_rounds_left_out_are_equal_to_rounds_walked(left_out: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    plans = [many_rounds(seed) for seed in range(60)]
+    plans += [(late(plan, random.Random(seed)), prices) for seed, (plan, prices) in enumerate(plans)]
+    short = [simulate(plan, prices=prices) for plan, prices in plans]
+    assert len(left_out) > 20 and min(left_out) > 0
+    monkeypatch.setattr("titan.compiler.cost.simulate.rounds", lambda orders: None)
+    assert short == [simulate(plan, prices=prices) for plan, prices in plans]
+
+
+def test_a_step_of_rounds_left_out_is_the_naive_walk(left_out: list[int]) -> None:
+    for seed in range(12):
+        plan, prices = many_rounds(seed)
+        prices = FixedPrices(seed)
+        assert simulate(plan, prices=prices).step == naive_times(plan, prices)
+    assert left_out
+
+
+def test_rounds_of_roles_come_to_one_micro_batch() -> None:
+    """1F1B on three ranks: each round is a forward and a backward; the last rank starts the rounds at once, the first
+    after its forwards."""
+    found = rounds([role.order("train") for role in pipeline_plan(3, 20, [1, 1, 1]).roles])
+    assert found == Rounds(first=(2, 3, 4), length=(2, 2, 2), times=18)
+
+
+def test_a_call_out_of_turn_ends_the_rounds() -> None:
+    orders = [list(role.order("train")) for role in pipeline_plan(3, 40, [1, 1, 1]).roles]
+    whole = rounds(orders)
+    orders[1].insert(50, BlockCall("F", (99,)))
+    shorter = rounds(orders)
+    assert whole is not None and shorter is not None and shorter.times < whole.times
+    orders[1][10:70:2] = [BlockCall("X")] * 30
+    assert rounds(orders) is None
