@@ -7,7 +7,6 @@ costs the memory of one more layer each time. So the distance grows as long as t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from titan.compiler.cost.machine import Machine
     from titan.compiler.cost.memory import MemoryLedger
     from titan.compiler.plan.program import Plan
-    from titan.compiler.search.tiers import Table
+    from titan.compiler.search.tiers import Tried
     from titan.compiler.spec.schema import Spec
     from titan.compiler.strategy import Strategy
 
@@ -30,13 +29,13 @@ FARTHEST = 4
 
 @dataclass(frozen=True)
 class Finalist:
-    """A compiled and simulated plan. `tables`: what was measured to choose its tiers of recompute, if it was."""
+    """A compiled and simulated plan. `tried`: what was measured to choose its tiers of recompute, if it was."""
 
     strategy: Strategy
     plan: Plan
     timeline: Timeline
     ledger: MemoryLedger
-    tables: Mapping[int, Table] | None = None
+    tried: Tried | None = None
 
 
 def fetches(s: Strategy) -> bool:

@@ -247,7 +247,7 @@ def _compile(
             break
         chosen = replace(candidate, strategy=finished(candidate, estimator, closed))
         why = reasons(spec, estimator, chosen, everything, closed)
-        chosen, tables = replace(chosen, strategy=replace(chosen.strategy, reasons=why)), None
+        chosen, tried = replace(chosen, strategy=replace(chosen.strategy, reasons=why)), None
         if chosen.strategy.recompute == "adaptive":
             tiered = with_tiers(spec, chosen.strategy, estimator.machine, limit)
             why = _explained(tiered.strategy, tiered.counts)
@@ -259,14 +259,14 @@ def _compile(
         mend = (mended < MENDED or candidate.work <= SMALL) and ledger.upper <= MENDABLE * limit
         if ledger.verdict not in verdicts and mend and _free_tiers(spec, chosen.strategy):
             tiered = with_tiers(spec, chosen.strategy, estimator.machine, limit, Measured(plan, ledger))
-            plan, ledger, tables, mended = tiered.plan, tiered.ledger, tiered.tables, mended + 1
+            plan, ledger, tried, mended = tiered.plan, tiered.ledger, tiered.tried, mended + 1
             why = _explained(tiered.strategy, tiered.counts)
             chosen = replace(chosen, strategy=tiered.strategy)
         if ledger.verdict in verdicts:
             if enough == 1 and not found:
                 likely(plan)
             timeline = simulate(plan, estimator.machine)
-            found.append(Finalist(replace(chosen.strategy, reasons=why), plan, timeline, ledger, tables))
+            found.append(Finalist(replace(chosen.strategy, reasons=why), plan, timeline, ledger, tried))
     return found
 
 
@@ -318,7 +318,7 @@ def _layer_by_layer(spec: Spec, best: Finalist, machine: Machine, limit: int) ->
     if timeline.step >= best.timeline.step or tiered.ledger.verdict != "fits":
         return best
     strategy = replace(tiered.strategy, reasons=_explained(tiered.strategy, tiered.counts))
-    return Finalist(strategy, tiered.plan, timeline, tiered.ledger, tiered.tables)
+    return Finalist(strategy, tiered.plan, timeline, tiered.ledger, tiered.tried)
 
 
 def _on_host(spec: Spec, best: Finalist, machine: Machine, limit: int) -> Finalist:
@@ -330,7 +330,7 @@ def _on_host(spec: Spec, best: Finalist, machine: Machine, limit: int) -> Finali
     if recomputing(best.plan, machine) < WORTH * best.timeline.seconds:
         return best
     plain = replace(best.strategy, recompute="none", tiers=(), offloaded=())
-    tiered = with_tiers(spec, plain, machine, limit, host=word, tables=best.tables)
+    tiered = with_tiers(spec, plain, machine, limit, host=word, tried=best.tried)
     if not tiered.strategy.layers_on_host:  # to rebuild is cheaper, layer by layer
         return best
     only = least_layers(spec, best.strategy, machine, limit)

@@ -76,15 +76,31 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Tried:
+    """What was measured to choose: the plan with every layer in the first tier (None: the strategy's own served),
+    tables of the ranks that do not hold everything, and the plan that was chosen. Whoever chooses for the same strategy
+    in another way need not measure these again."""
+
+    freest: Measured | None
+    tables: Mapping[int, Table]
+    strategy: Strategy
+    chosen: Measured
+
+    def has(self, strategy: Strategy) -> bool:
+        """Whether `chosen` is the plan of a strategy, whatever its reasons."""
+        return replace(strategy, reasons=()) == replace(self.strategy, reasons=())
+
+
+@dataclass(frozen=True)
 class Tiered:
     """A strategy with a tier for each layer, its plan and what that holds, and the counts of every pipeline rank.
-    `tables`: of the ranks that do not hold everything, what was measured to choose."""
+    `tried`: where not all hold everything, what was measured to choose."""
 
     strategy: Strategy
     plan: Plan
     ledger: MemoryLedger
     counts: tuple[Counts, ...]
-    tables: Mapping[int, Table]
+    tried: Tried | None = None
 
 
 def with_tiers(
@@ -94,27 +110,27 @@ def with_tiers(
     limit: int,
     known: Measured | None = None,
     host: str = "",
-    tables: Mapping[int, Table] | None = None,
+    tried: Tried | None = None,
 ) -> Tiered:
     """The least that must be recomputed, layer by layer. Of a strategy that is not adaptive, one that has the same tier
     everywhere says so in one word. `known`: the strategy's own plan, where there is one. `host`: the kind of offload by
-    which layers may be on the host in place of recompute; empty: none may. `tables`: of the same strategy, if known."""
+    which layers may be on the host in place of recompute; empty: none may. `tried`: of the same strategy."""
     word = "adaptive" if strategy.recompute == "adaptive" else "mixed"
     layers = sum(strategy.stages)
     freest = replace(strategy, recompute=word, tiers=("none",) * layers)
     own = known if known is not None and strategy.recompute == "none" else None
-    first = own or measured(spec, freest, machine, limit)
+    first = own or (tried and tried.freest) or measured(spec, freest, machine, limit)
     roles = first.plan.roles
     if first.ledger.upper <= limit:
         whole = tuple(Counts(sum(map(len, role.layers)), 0, 0, 0.0) for role in roles)
-        return Tiered(strategy if own else freest, first.plan, first.ledger, whole, {})
+        return Tiered(strategy if own else freest, first.plan, first.ledger, whole)
     tight = {role.pipeline for role in first.ledger.roles if role.upper > limit}  # the others keep everything
     given = {**({strategy.recompute: known} if known else {}), TIERS[0]: first}
-    tables = table = tables or _tables(spec, freest, given, machine, limit, tight)
+    tables = table = tried.tables if tried else _tables(spec, freest, given, machine, limit, tight)
     if host:
         table = _with_host(spec, replace(freest, offload=host, offloaded=()), first.plan, tables, machine, limit)
     rooms, changed, found = dict.fromkeys(tight, float(limit)), tight, dict[int, Counts]()
-    tried: Measured | None = None
+    best: Measured | None = None
     for _ in range(ROUNDS):
         found |= {rank: _of_rank(first.plan, rank, table[rank], rooms[rank]) for rank in changed}
         counts = tuple(found.get(r.pipeline) or Counts(sum(map(len, r.layers)), 0, 0, 0.0) for r in roles)
@@ -125,17 +141,19 @@ def with_tiers(
         away = _first(first.plan, counts)
         if away:
             chosen = replace(chosen, offload=host, offloaded=away)
-        if tried is None:
-            tried = measured(spec, chosen, machine, limit)
+        if tried and tried.has(chosen):
+            best = tried.chosen
+        elif best is None:
+            best = measured(spec, chosen, machine, limit)
         else:  # tiers are each rank's own, so only those that get less room have another program
-            tried = tried.with_ranks(measured(spec, chosen, machine, limit, changed), changed)
-        over = {role.pipeline: role.upper - limit for role in tried.ledger.roles if role.upper > limit}
+            best = best.with_ranks(measured(spec, chosen, machine, limit, changed), changed)
+        over = {role.pipeline: role.upper - limit for role in best.ledger.roles if role.upper > limit}
         if all(rank not in found or found[rank].none - found[rank].away + found[rank].selective == 0 for rank in over):
             break
         rooms = {rank: room - over.get(rank, 0) for rank, room in rooms.items()}
         changed = tight.intersection(over)
-    assert tried is not None
-    return Tiered(chosen, tried.plan, tried.ledger, counts, tables)
+    assert best is not None
+    return Tiered(chosen, best.plan, best.ledger, counts, Tried(None if own else first, tables, chosen, best))
 
 
 def _tables(

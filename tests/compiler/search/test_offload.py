@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from titan.compiler.cost.machine import read_machine
@@ -13,6 +14,8 @@ from titan.compiler.lower import lower
 from titan.compiler.plan.host import host_memory
 from titan.compiler.plan.sizes import Sizes
 from titan.compiler.plan.text import print_plan
+from titan.compiler.search import tiers
+from titan.compiler.search.measured import Measured, measured
 from titan.compiler.search.offload import least_layers
 from titan.compiler.search.search import search
 from titan.compiler.search.tiers import sentence, with_tiers
@@ -113,6 +116,27 @@ def test_layers_are_kept_rebuilt_or_offloaded_by_price() -> None:
     slow = spec_of("80 GiB", link="1 GB/s")
     found = with_tiers(slow, layout, read_machine(slow.cluster.model_dump()), limit, host="activations")
     assert found.strategy.layers_on_host == 0
+
+
+def test_what_was_measured_for_tiers_is_not_measured_again_for_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = spec_of("80 GiB", link="1 GB/s")  # to rebuild is cheaper
+    machine, layout = read_machine(spec.cluster.model_dump()), replace(full(spec), recompute="full")
+    tops = [measured(spec, layout.but(recompute=r), machine, 1).ledger.upper for r in ("none", "full")]
+    limit = (tops[0] + 3 * tops[1]) // 4
+    first = with_tiers(spec, layout, machine, limit)
+    plain = replace(layout, recompute="none")
+    afresh = with_tiers(spec, plain, machine, limit, host="activations")
+    done: list[Strategy] = []
+
+    def counted(spec: Spec, strategy: Strategy, *rest: Any) -> Measured:
+        done.append(strategy)
+        return measured(spec, strategy, *rest)
+
+    monkeypatch.setattr(tiers, "measured", counted)
+    again = with_tiers(spec, plain, machine, limit, host="activations", tried=first.tried)
+    assert [s.offload for s in done] == ["activations"]
+    assert (again.strategy, again.ledger, again.counts) == (afresh.strategy, afresh.ledger, afresh.counts)
+    assert replace(again.plan, settings=()) == replace(afresh.plan, settings=())
 
 
 def test_a_quick_link_hides_its_copies_and_a_slow_one_does_not() -> None:
