@@ -11,8 +11,8 @@ gradient of a layer alive until its backward to weights.
 
 from __future__ import annotations
 
-from collections.abc import Set
-from dataclasses import dataclass
+from collections.abc import Iterator, Set
+from dataclasses import dataclass, replace
 from math import prod
 
 from titan.compiler.graph.model_graph import ModelGraph, Part, Value
@@ -51,31 +51,79 @@ def buckets(
     homes of a parameter run the same program, so that they share gradients and parameters too; `apart`: parameters that
     share buckets with each other only."""
     mesh = graph.mesh
-    groups: dict[tuple[str, str, str, tuple[str, ...]], list[_Use]] = {}
     seen: dict[str, Value] = {}
-    for use in _uses(graph, homes):
-        if use.name in seen:
-            assert seen[use.name].layout == use.value.layout, f"{use.name} is read in two layouts"
-            continue
-        seen[use.name] = use.value
-        groups.setdefault(_key(use, mesh, use.name in apart), []).append(use)
+    known: dict[object, _Made] = {}
     layers = sum(1 for _, layer in graph.chain if layer is not None)
     found: list[Bucket] = []
     parameters: list[Parameter] = []
-    for (where, sums, equal, cut), uses in groups.items():
-        bucket, members = _bucket(where, sums, equal, cut, uses, mesh, sharded, initializer, vocab, layers, mirrored)
-        found.append(bucket)
-        parameters.extend(members)
+    for uses in _uses(graph, homes):
+        for use in uses:
+            assert seen.get(use.name, use.value).layout == use.value.layout, f"{use.name} is read in two layouts"
+        fresh = [use for use in uses if use.name not in seen]
+        seen |= {use.name: use.value for use in fresh}
+        if not fresh:
+            continue
+        alone = fresh[0].layer is not None and all(u.homes == fresh[0].homes and len(u.homes) == 1 for u in fresh)
+        kind = (fresh[0].part.name, tuple((u.formal, u.name in apart) for u in fresh)) if alone else None
+        made = known.get(kind) if kind else None
+        if made is None:
+            groups: dict[tuple[str, str, str, tuple[str, ...]], list[_Use]] = {}
+            for use in fresh:
+                groups.setdefault(_key(use, mesh, use.name in apart), []).append(use)
+            made = _Made(
+                fresh[0],
+                {use.name: use.formal for use in fresh},
+                [
+                    _bucket(*key, group, mesh, sharded, initializer, vocab, layers, mirrored)
+                    for key, group in groups.items()
+                ],
+            )
+            known |= {kind: made} if kind else {}
+        else:
+            made = made.of(fresh[0])
+        for bucket, members in made.buckets:
+            found.append(bucket)
+            parameters.extend(members)
     return tuple(found), tuple(parameters)
 
 
-def _uses(graph: ModelGraph, homes: dict[str, tuple[int, ...]]) -> list[_Use]:
-    return [
-        _Use(bind(value.name, layer), value.name, value, graph.parts[index], layer, homes[bind(value.name, layer)])
-        for index, layer in graph.chain
-        for value in graph.parts[index].values
-        if value.kind == "parameter"
-    ]
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """Buckets with their parameters of a part instance, by one `use` of it; `formals` of the parameters."""
+
+    use: _Use
+    formals: dict[str, str]
+    buckets: list[tuple[Bucket, list[Parameter]]]
+
+    def of(self, use: _Use) -> _Made:
+        """Those of another layer that is read in the same way, at one home too."""
+        prefix, found = len(f"l{self.use.layer}"), []
+        for bucket, members in self.buckets:
+            name = f"l{use.layer}{bucket.name[prefix:]}"
+            renamed = [
+                Parameter(
+                    bind(self.formals[p.name], use.layer),
+                    p.shape,
+                    p.rows,
+                    p.tensor,
+                    name,
+                    p.offset,
+                    p.decay,
+                    p.initializer,
+                )
+                for p in members
+            ]
+            found.append((replace(bucket, name=name, homes=use.homes), renamed))
+        return _Made(use, self.formals, found)
+
+
+def _uses(graph: ModelGraph, homes: dict[str, tuple[int, ...]]) -> Iterator[list[_Use]]:
+    """Parameters of every part instance."""
+    for index, layer in graph.chain:
+        part = graph.parts[index]
+        values = [value for value in part.values if value.kind == "parameter"]
+        names = [bind(value.name, layer) for value in values]
+        yield [_Use(n, v.name, v, part, layer, homes[n]) for n, v in zip(names, values, strict=True)]
 
 
 def parameter_names(part: Part, layer: int | None) -> list[str]:
