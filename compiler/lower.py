@@ -13,15 +13,17 @@ from titan.compiler.graph.model_graph import Convert, ModelGraph
 from titan.compiler.passes.ahead import Orders, ahead, kept
 from titan.compiler.passes.blocks import BlockWriter, Chunk, Names
 from titan.compiler.passes.buckets import buckets, early_parameters, home_groups, parameter_names, shard_degree
+from titan.compiler.passes.draft import Draft
 from titan.compiler.passes.interleave import interleave
 from titan.compiler.passes.layouts import group_name
 from titan.compiler.passes.offload import offload
 from titan.compiler.passes.registry import run
 from titan.compiler.passes.repeat import Irregular, Shorter, shorter
 from titan.compiler.passes.transfers import transfer_blocks, transfers
+from titan.compiler.passes.twins import Closing, Kind, Model, kind, phases_of
 from titan.compiler.passes.update import begin, counted, end, epilogue
 from titan.compiler.passes.window import sends_outstanding
-from titan.compiler.passes.zero import Choices, Draft, Sharding
+from titan.compiler.passes.zero import Choices, Sharding
 from titan.compiler.plan.layout import dual
 from titan.compiler.plan.mesh import Group, Mesh
 from titan.compiler.plan.operators import TensorType, statistics_dtype
@@ -48,9 +50,9 @@ def lower(spec: Spec, strategy: Strategy, ranks: Collection[int] | None = None) 
     source = _written(spec, few.graph, few.strategy) if few else whole
     numbers = [rank for rank in range(strategy.pipeline) if ranks is None or rank in ranks]
     try:
-        roles = tuple(_role(rank, whole, source, few, statistic) for rank in numbers)
+        roles = _roles(numbers, whole, source, few, statistic)
     except Irregular:  # every layer is lowered
-        roles = tuple(_role(rank, whole, whole, None, statistic) for rank in numbers)
+        roles = _roles(numbers, whole, whole, None, statistic)
     segments = tuple(step for part in graph.parts for step in part.steps if isinstance(step, Segment))
     return Plan(
         PLAN_VERSION,
@@ -75,6 +77,12 @@ class _Written:
     buckets: tuple[Bucket, ...]
     parameters: tuple[Parameter, ...]
     writer: BlockWriter
+
+    def held(self, rank: int) -> tuple[Chunk, ...]:
+        return tuple(c for c in self.chunks if self.strategy.order.placement[c.number] == rank)
+
+    def at(self, rank: int) -> tuple[Bucket, ...]:
+        return tuple(b for b in self.buckets if rank in b.homes)
 
 
 def _written(spec: Spec, graph: ModelGraph, strategy: Strategy) -> _Written:
@@ -123,57 +131,106 @@ def _homes(graph: ModelGraph, chunks: tuple[Chunk, ...], placement: tuple[int, .
 Calls = tuple[BlockCall, ...]
 
 
-def _role(rank: int, whole: _Written, source: _Written, few: Shorter | None, statistic: str) -> Role:
+def _roles(
+    ranks: list[int], whole: _Written, source: _Written, few: Shorter | None, statistic: str
+) -> tuple[Role, ...]:
     """`source`: where the blocks of micro-batches are written, which may be a model with fewer alike layers."""
-    strategy, order, mesh = whole.strategy, whole.strategy.order, whole.mesh
-    held = tuple(c for c in whole.chunks if order.placement[c.number] == rank)
-    mine = tuple(b for b in whole.buckets if rank in b.homes)
-    data_group = group_name(mesh, tuple(f for f in ("data", "context") if mesh.size(f) > 1))
+    models: dict[Kind, Model] = {}
+    closings: dict[Kind, Closing] = {}
+    found = []
+    for rank in ranks:
+        computing = _computing(rank, source, models)
+        blocks = tuple(map(few.longer, computing.blocks)) if few else computing.blocks
+        closing = _closing(rank, whole, None if few else computing.kind, closings)
+        found.append(_role(rank, whole, replace(computing, blocks=blocks), closing, statistic))
+    return tuple(found)
+
+
+def _role(rank: int, whole: _Written, computing: _Computing, closing: Closing, statistic: str) -> Role:
+    strategy, order, mesh, held = whole.strategy, whole.strategy.order, whole.mesh, closing.chunks
+    mine = whole.at(rank)
     holds_loss = any(order.last(c.number) for c in held)
-    computing, body, forwards = _computing(rank, source)
-    blocks: list[Block] = [begin(data_group), counted()] if holds_loss else []
-    blocks += map(few.longer, computing) if few else computing
-    closing, calls = epilogue(mine, mesh, strategy.state_on_host, strategy.prefetch)
-    ends = tuple(order.placement[c.number] for c in whole.chunks if order.last(c.number))
-    last = end(data_group, ends, mesh.size("pipeline"), rank)
+    opened = (begin(_data_group(mesh)), counted()) if holds_loss else ()
     opening, closed = ((BlockCall("begin"),), (BlockCall("counted"),)) if holds_loss else ((), ())
-    train = (*opening, *body, *closed, *calls, BlockCall("end"))
-    evaluate = (*opening, *forwards, *closed, BlockCall("end"))
+    body = (*opening, *computing.body, *closed)
+    train = (*body, *closing.calls, BlockCall("end"))
+    evaluate = (*opening, *computing.forwards, *closed, BlockCall("end"))
     buffers = tuple(b for bucket in mine for b in _buffers(bucket, mesh, statistic, strategy.state_on_host))
     if holds_loss:
         buffers = (*buffers, Buffer("b.loss", "metric", statistic, 1))
     layers = tuple(tuple(layer for _, layer in c.chain if layer is not None) for c in held)
-    blocks = [*blocks, *closing, last]
     orders: Orders = (("train", train), ("evaluate", evaluate))
     if strategy.late_check:
-        more, others = ahead(mine, train, next(b for b in closing if b.name == "norm"), last)
-        blocks, orders = [*blocks, *more], (*orders, *others)
+        first = next(n for n, call in enumerate(closing.calls) if call.block == "norm")
+        orders = (*orders, ("body", (*body, *closing.calls[:first])), *closing.orders)
         degrees = {b.name: shard_degree(b, mesh) for b in mine}
         buffers = (*buffers, *(kept(bucket, statistic, degrees[bucket.name]) for bucket in mine))
-    return Role(rank, layers, buffers, tuple(blocks), orders)
+    return Role(rank, layers, buffers, (*opened, *computing.blocks, *closing.blocks), orders)
 
 
-def _computing(rank: int, written: _Written) -> tuple[list[Block], Calls, Calls]:
+def _data_group(mesh: Mesh) -> str:
+    return group_name(mesh, tuple(f for f in ("data", "context") if mesh.size(f) > 1))
+
+
+def _closing(rank: int, whole: _Written, own: Kind | None, known: dict[Kind, Closing]) -> Closing:
+    """What a rank does behind its micro-batches; `known`: of the first rank of every kind."""
+    strategy, order, mesh, held = whole.strategy, whole.strategy.order, whole.mesh, whole.held(rank)
+    if own in known:
+        return known[own].renamed(held)
+    mine = whole.at(rank)
+    blocks, calls = epilogue(mine, mesh, strategy.state_on_host, strategy.prefetch)
+    ends = tuple(order.placement[c.number] for c in whole.chunks if order.last(c.number))
+    last = end(_data_group(mesh), ends, mesh.size("pipeline"), rank)
+    found = Closing(held, (*blocks, last), calls, ())
+    if strategy.late_check:
+        more, orders = ahead(mine, calls, next(b for b in blocks if b.name == "norm"), last)
+        found = replace(found, blocks=(*found.blocks, *more), orders=orders)
+    if own:
+        known[own] = found
+    return found
+
+
+@dataclass(frozen=True)
+class _Computing:
     """A rank's blocks of micro-batches, and their calls in a training step and in an evaluation."""
+
+    kind: Kind | None
+    blocks: tuple[Block, ...]
+    body: Calls
+    forwards: Calls
+
+
+def _computing(rank: int, written: _Written, models: dict[Kind, Model]) -> _Computing:
+    """`models`: the first rank of every kind."""
     strategy, order = written.strategy, written.strategy.order
-    held = tuple(c for c in written.chunks if order.placement[c.number] == rank)
-    mine = tuple(b for b in written.buckets if rank in b.homes)
+    held, mine = written.held(rank), written.at(rank)
     window = sends_outstanding(strategy)
     body = transfers(order, window)[rank]
     forwards = transfers(forward_only(order, strategy.micro_batches), window, "E")[rank]
-    blocks: list[Block] = []
-    drafts: list[Draft] = []
-    for chunk in held:
-        phases = frozenset(e.phase for e in order.elements(rank) if e.chunk == chunk.number)
-        blocks += transfer_blocks(chunk, training=True)
-        drafts += [*written.writer.training(chunk, phases), written.writer.evaluate(chunk)]
-    away = offload(drafts, held, strategy)
-    blocks += away.blocks
+    called = frozenset(half for name in {call.block for call in body} for half in name.split("+"))
+    own, choices = kind(held, called, mine, written.writer), Choices(strategy.gather == "once", strategy.prefetch)
+    model = models.get(own) if own else None
+    if model is None:
+        between = tuple(block for chunk in held for block in transfer_blocks(chunk, training=True))
+        away = offload(_drafts(held, called, written.writer), held, strategy)
+        sharding = Sharding(away.drafts, mine, choices)
+        if own:
+            models[own] = Model(held, between, away, sharding)
+    else:
+        between, away = model.of(held)
+        sharding = Sharding(away.drafts, mine, choices, model.sharding)
     body = away.order(body)
-    sharding = Sharding(away.drafts, mine, Choices(strategy.gather == "once", strategy.prefetch))
     body, forwards = sharding.order(body), sharding.order(forwards)
-    blocks += sharding.finished()
-    return [*blocks, *_pairs(blocks, body)], body, forwards
+    blocks = [*between, *away.blocks, *sharding.finished()]
+    return _Computing(own, (*blocks, *_pairs(blocks, body)), body, forwards)
+
+
+def _drafts(held: tuple[Chunk, ...], called: frozenset[str], writer: BlockWriter) -> list[Draft]:
+    found: list[Draft] = []
+    for chunk in held:
+        found += writer.training(chunk, phases_of(chunk, called))
+        found.append(writer.evaluate(chunk))
+    return found
 
 
 def _pairs(blocks: list[Block], body: tuple[BlockCall, ...]) -> list[Block]:

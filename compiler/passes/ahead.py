@@ -32,18 +32,15 @@ def kept(bucket: Bucket, statistic: str, degree: int) -> Buffer:
 
 
 def ahead(
-    buckets: tuple[Bucket, ...], train: tuple[BlockCall, ...], norm: Block, end: Block
+    buckets: tuple[Bucket, ...], closing: tuple[BlockCall, ...], norm: Block, end: Block
 ) -> tuple[tuple[Block, ...], Orders]:
-    """Blocks and orders of one role; `train` is its exact order, `norm` and `end` the blocks of it that find the norm
-    and tell the loss."""
+    """Blocks and orders of one role, but for its body; `closing` are the calls that end its exact order, `norm` and
+    `end` the blocks of it that find the norm and tell the loss."""
     blocks = [*_halves(norm, "all_reduce"), *_halves(end, "broadcast")]
     check = [BlockCall(block.name) for part in (BEGUN, KNOWN) for block in blocks if block.name.endswith(part)]
     for bucket in buckets:
         blocks += [_taken(block, bucket) for block in step_blocks(bucket)]
-    names = [call.block for call in train]
-    first = names.index("norm")
-    body = train[:first]
-    tails = [BlockCall(name) for name in names if name.startswith("gathered.")]
+    tails = [BlockCall(call.block) for call in closing if call.block.startswith("gathered.")]
     update = (*(BlockCall(f"ahead.{b.name}") for b in buckets), *tails)
     undo = (*(BlockCall(f"undo.{b.name}") for b in buckets), *tails)
     undone = [_undone(block, bucket) for bucket in buckets for block in step_blocks(bucket)]
@@ -52,7 +49,7 @@ def ahead(
         undone.append(Block("undo.loss", (), cleared))
         undo = (BlockCall("undo.loss"), *undo)
     found = [block for block in (*blocks, *undone) if not block.name.startswith("gathered.")]
-    return tuple(found), (("body", body), ("check", (*check, BlockCall("stepped"))), ("update", update), ("undo", undo))
+    return tuple(found), (("check", (*check, BlockCall("stepped"))), ("update", update), ("undo", undo))
 
 
 def _halves(block: Block, opcode: str) -> tuple[Block, ...]:

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 
 from titan.compiler.graph.model_graph import Convert, ModelGraph, Part
+from titan.compiler.passes.draft import Draft
 from titan.compiler.passes.layouts import first_index, permutation
 from titan.compiler.passes.liveness import outside_reads
 from titan.compiler.passes.recompute import Layer, Tiers, alternatives
 from titan.compiler.passes.ring import arrive, leading, pass_on, visited_last
 from titan.compiler.passes.transpose import Transpose, again, collective
-from titan.compiler.passes.zero import Draft
 from titan.compiler.plan.instruction import Instruction
 from titan.compiler.plan.segment import TIERS, Segment, bind
 from titan.compiler.strategy import Strategy

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from titan.compiler.passes.blocks import Chunk
+from titan.compiler.passes.draft import Draft, stretches
 from titan.compiler.passes.overlap import Early
-from titan.compiler.passes.zero import Draft, stretches
 from titan.compiler.plan.instruction import BACK, FROM_HOST, HOST, TO_HOST, Instruction, base_name
 from titan.compiler.plan.program import Block, BlockCall
 from titan.compiler.strategy import Strategy

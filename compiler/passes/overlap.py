@@ -55,6 +55,8 @@ class Overlap:
 
     def called(self, calls: Sequence[BlockCall]) -> tuple[BlockCall, ...]:
         """The calls with those of the blocks between."""
+        if not self.alone:
+            return tuple(calls)
         found: list[BlockCall] = []
         for position, call in enumerate(calls):
             found += [*self.alone.get(position, ()), call]

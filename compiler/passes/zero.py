@@ -18,52 +18,20 @@ such calls get a variant of the block.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import itemgetter
 
+from titan.compiler.passes.draft import Draft, Twin
 from titan.compiler.passes.liveness import liveness
-from titan.compiler.passes.overlap import NEXT, OWN, Early, overlap
+from titan.compiler.passes.overlap import NEXT, OWN, Early, Overlap, overlap
 from titan.compiler.plan.instruction import Instruction
+from titan.compiler.plan.listing import Renaming
 from titan.compiler.plan.program import Block, BlockCall, Bucket
-from titan.compiler.plan.segment import parse_unit
 
 GATHER, REDUCE = "data.gather", "data.reduce"  # streams
 BETWEEN = "data.replicate"  # the factor of data over which shards are copies of each other (HSDP)
-
-
-@dataclass(frozen=True)
-class Draft:
-    """A block before its registers end: `outlive` are those that later blocks read; `early` is issued before it."""
-
-    name: str
-    instructions: tuple[Instruction, ...]
-    outlive: frozenset[str]
-    by_tier: tuple[tuple[str, frozenset[str]], ...] = ()  # what outlives it beside, by recompute tier
-    early: tuple[Early, ...] = ()
-
-    @property
-    def phase(self) -> str:
-        return self.name.partition(".")[0]
-
-    @property
-    def chunk(self) -> str:
-        return self.name.partition(".")[2]
-
-    @cached_property
-    def reads(self) -> frozenset[str]:
-        """Buckets whose parameters are read."""
-        return frozenset(n[2:] for i in self.instructions for n in i.reads if n.startswith("p."))
-
-    @cached_property
-    def runs(self) -> list[list[int]]:
-        return stretches(self.instructions)
-
-    @cached_property
-    def updates(self) -> frozenset[str]:
-        """Buckets whose gradients are added to."""
-        return frozenset(n[2:] for i in self.instructions for n in i.updates if n.startswith("g."))
 
 
 @dataclass(frozen=True)
@@ -82,6 +50,15 @@ class Marks:
         """What it adds to the name of the block."""
         words = (".first" if self.opens else "", ".last" if self.closes or self.complete else "")
         return "".join(words) + (f".to_{self.following.replace('.c', '')}" if self.early else "")
+
+    def renamed(self, renaming: Renaming) -> Marks:
+        """The same of a role in other layers."""
+        opens, closes, complete = (
+            frozenset(renaming.name(f"p.{name}")[2:] for name in names)
+            for names in (self.opens, self.closes, self.complete)
+        )
+        early = tuple(replace(item, issue=renaming.instruction(item.issue)) for item in self.early)
+        return Marks(opens, closes, complete, early, self.following)
 
     @cached_property
     def symbols(self) -> tuple[str, ...]:
@@ -112,13 +89,18 @@ def first_sum(bucket: Bucket) -> Instruction:
 
 
 class Sharding:
-    """Finishes the drafts of one role. `buckets` are those at home there."""
+    """Finishes the drafts of one role. `buckets` are those at home there; `model` is that of the role in which what is
+    a twin here is written."""
 
-    def __init__(self, drafts: Iterable[Draft], buckets: tuple[Bucket, ...], choices: Choices) -> None:
+    def __init__(
+        self, drafts: Iterable[Draft], buckets: tuple[Bucket, ...], choices: Choices, model: Sharding | None = None
+    ) -> None:
         self.drafts = {draft.name: draft for draft in drafts}
         self.buckets = {bucket.name: bucket for bucket in buckets}
         self.choices = choices
+        self.model = model or self
         self.blocks: dict[tuple[str, Marks], Block] = {}
+        self._texts: dict[tuple[str, Marks], tuple[Instruction, ...]] = {}
         self._uses: dict[str, list[dict[str, list[int]]]] = {}
         self.first: dict[tuple[str, frozenset[str]], tuple[Early, ...]] = {}
         self.between: dict[str, Block] = {}  # blocks that issue what no element can issue for the next
@@ -126,32 +108,35 @@ class Sharding:
     def order(self, calls: tuple[BlockCall, ...]) -> tuple[BlockCall, ...]:
         """The calls with the names of variants where a call is the first or last of something, or issues something for
         the next."""
-        marks, plain, found = self._marks(calls), Marks(), []
+        names, plain = [call.block for call in calls], Marks()
+        marks = self._marks(names)
 
         def early(position: int, number: int, half: str) -> tuple[Early, ...]:
             return self._early(self.drafts[half], marks.get((position, number), plain).opens)
 
-        places = overlap(calls, self.drafts, early, {position for position, _ in marks})
+        marked = {position for position, _ in marks}
+        places = overlap(calls, self.drafts, early, marked) if self._ahead else Overlap()
         self.between |= places.blocks
-        special = {position for position, _ in marks} | places.under.keys()
-        usual: dict[str, str] = {}  # names of calls that are nothing special
-        for position, call in enumerate(calls):
-            under = places.under.get(position)
-            if position in special or call.block not in usual:
-                name = call.block
-                halves = name.split("+")
-                if halves[0] in self.drafts:
-                    of = [marks.get((position, n), plain) for n in range(len(halves))]
-                    if under is not None:
-                        of[-1] = replace(of[-1], early=under.early, following=under.name)
-                    name = "+".join(self._block(half, mark).name for half, mark in zip(halves, of, strict=True))
+        special = marked | places.under.keys()
+        usual = dict.fromkeys(names)  # names of calls that are nothing special
+        found = list(calls)
+        for position in sorted({*special, *_first_of_each(names, special)}):
+            call, under, name = calls[position], places.under.get(position), names[position]
+            halves = name.split("+")
+            if halves[0] in self.drafts:
+                of = [marks.get((position, n), plain) for n in range(len(halves))]
+                if under is not None:
+                    of[-1] = replace(of[-1], early=under.early, following=under.name)
+                name = "+".join(self._block(half, mark).name for half, mark in zip(halves, of, strict=True))
+            if position not in special:
+                usual[call.block] = name
+            elif name != call.block:
+                found[position] = BlockCall(name, (*call.arguments, *(under.arguments if under else ())))
+        if any(name not in (None, block) for block, name in usual.items()):
+            for position, call in enumerate(calls):
                 if position not in special:
-                    usual[call.block] = name
-            else:
-                name = usual[call.block]
-            arguments = (*call.arguments, *(under.arguments if under else ()))
-            found.append(call if name == call.block else BlockCall(name, arguments))
-        return (*self._opening(calls), *places.called(found))
+                    found[position] = BlockCall(usual[call.block] or call.block, call.arguments)
+        return (*self._opening(names), *places.called(found))
 
     def finished(self) -> tuple[Block, ...]:
         """Every block that an order calls, in the order of the drafts."""
@@ -159,9 +144,10 @@ class Sharding:
         written = sorted(self.blocks.items(), key=lambda item: names.index(item[0][0]))
         return (*self.between.values(), *(block for _, block in written))
 
-    def _marks(self, calls: tuple[BlockCall, ...]) -> dict[tuple[int, int], Marks]:
-        ends = {call.block: position for position, call in enumerate(calls)}
-        begins = {call.block: -position for position, call in enumerate(reversed(calls), 1 - len(calls))}
+    def _marks(self, names: list[str]) -> dict[tuple[int, int], Marks]:
+        """What is special, by position of the call and number of the half."""
+        ends = dict(zip(names, range(len(names)), strict=True))
+        begins = dict(zip(reversed(names), range(len(names) - 1, -1, -1), strict=True))
         opening: dict[str, tuple[int, int]] = {}  # of each draft: its first call and its last
         closing: dict[str, tuple[int, int]] = {}
         for block in begins:
@@ -189,29 +175,49 @@ class Sharding:
         places = {*first.values(), *last.values(), *added.values()}
         return {place: Marks(at(first, place), at(last, place), at(added, place)) for place in places}
 
+    @cached_property
+    def _ahead(self) -> bool:
+        """Whether anything is issued before the block that needs it."""
+        gathered = not self.choices.once and any("p" in bucket.sharded for bucket in self.buckets.values())
+        return gathered or any(draft.early for draft in self.drafts.values())
+
     def _sharded(self, bucket: str, kind: str) -> bool:
         return kind in self.buckets[bucket].sharded
 
     def _block(self, name: str, marks: Marks) -> Block:
         if (name, marks) not in self.blocks:
-            draft = self.drafts[name]
-            rewrite = _Rewrite(self, draft, marks)
-            instructions = rewrite.run()
             taken, word = {block.name for block in self.blocks.values()}, name + marks.word
             word = next(w for w in (word, *(f"{word}{n}" for n in range(2, len(taken) + 3))) if w not in taken)
-            ended = liveness(instructions, draft.outlive | rewrite.outlive, dict(draft.by_tier))
-            self.blocks[name, marks] = Block(word, (*OWN[:1], *marks.symbols), ended)
+            text = self._text(self.drafts[name], marks)
+            self.blocks[name, marks] = Block(word, (*OWN[:1], *marks.symbols), text)
         return self.blocks[name, marks]
+
+    def _text(self, draft: Draft, marks: Marks) -> Sequence[Instruction]:
+        """The instructions of a block, written at the first time for all roles that are alike."""
+        if isinstance(draft, Twin):
+            return draft.like.instructions(self.model.written(draft.of, marks.renamed(draft.like.back)))
+        return self.written(draft, marks)
+
+    def written(self, draft: Draft, marks: Marks) -> tuple[Instruction, ...]:
+        """The instructions of a block of this role."""
+        key = (draft.name, replace(marks, following=""))
+        if key not in self._texts:
+            rewrite = _Rewrite(self, draft, marks)
+            instructions = rewrite.run()
+            self._texts[key] = liveness(instructions, draft.outlive | rewrite.outlive, dict(draft.by_tier))
+        return self._texts[key]
 
     def unshard(self, bucket: str, register: str) -> Instruction:
         group = self.buckets[bucket].shards
         return Instruction("unshard", (f"{register}?",), (f"p.{bucket}",), (), "", group, GATHER)
 
-    def _opening(self, calls: tuple[BlockCall, ...]) -> tuple[BlockCall, ...]:
+    def _opening(self, names: list[str]) -> tuple[BlockCall, ...]:
         """Gathers everything that is gathered once, in the order of its first use."""
-        halves = [h for h in dict.fromkeys(h for call in calls for h in call.block.split("+")) if h in self.drafts]
+        if not self.choices.once:
+            return ()
+        halves = [h for h in dict.fromkeys(h for n in dict.fromkeys(names) for h in n.split("+")) if h in self.drafts]
         used = dict.fromkeys(b for h in halves for run in self.uses(self.drafts[h]) for b in run)
-        if not used or not self.choices.once:
+        if not used:
             return ()
         name = f"gather.{self.drafts[halves[0]].phase}"
         self.between[name] = Block(name, (), tuple(self.unshard(bucket, f"w.{bucket}") for bucket in used))
@@ -228,7 +234,10 @@ class Sharding:
     def uses(self, draft: Draft) -> list[dict[str, list[int]]]:
         """Of each stretch of a draft the sharded buckets whose parameters it reads, and the instructions that do."""
         found = self._uses.get(draft.name)
-        if found is None:
+        if found is None and isinstance(draft, Twin):
+            there = self.model.uses(draft.of)
+            found = self._uses[draft.name] = [{draft.like.bucket(b): n for b, n in run.items()} for run in there]
+        elif found is None:
             sharded = {f"p.{name}": name for name in draft.reads if self._sharded(name, "p")}
             found = self._uses[draft.name] = [{} for _ in draft.runs]
             for run, uses in zip(draft.runs if sharded else (), found, strict=False):
@@ -357,17 +366,14 @@ class _Rewrite:
         self.after.setdefault(place, []).append(Instruction("wait", (), (token,)))
 
 
-def stretches(instructions: tuple[Instruction, ...]) -> list[list[int]]:
-    """Indices of compute instructions, one list for each stretch of one layer (or of embedding or head)."""
-    runs: list[list[int]] = []
-    before: object = None
-    for index, instruction in enumerate(instructions):
-        if not instruction.unit:
-            continue
-        name, layer = parse_unit(instruction.unit)
-        instance = name.partition(".")[0] if layer is None else layer
-        if instance != before:
-            runs.append([])
-        runs[-1].append(index)
-        before = instance
-    return runs
+def _first_of_each(names: list[str], special: Collection[int]) -> Iterator[int]:
+    """Of each name its first place that is not special."""
+    for name in dict.fromkeys(names):
+        place = names.index(name)
+        while place in special:
+            try:
+                place = names.index(name, place + 1)
+            except ValueError:
+                break
+        else:
+            yield place

@@ -62,6 +62,8 @@ class _Names(dict[str, str]):
 class Renaming:
     """Gives names and instructions other layers; names that were seen are remembered."""
 
+    __slots__ = ("layer", "name")
+
     def __init__(self, layer: Callable[[int], int]) -> None:
         self.layer = layer
         self.name = _Names(layer).__getitem__
@@ -159,6 +161,24 @@ class Listing(Sequence["Instruction"]):
         return hash(self.whole)
 
 
+class Renamed(Listing):
+    """The instructions `of` another block in other layers, written out when they are read."""
+
+    def __init__(self, of: tuple[Instruction, ...], renaming: Renaming) -> None:
+        self.of, self.renaming = of, renaming
+
+    @cached_property
+    def stretches(self) -> tuple[Stretch, ...]:  # type: ignore[override]
+        return (Stretch(self.whole),)
+
+    @cached_property
+    def whole(self) -> tuple[Instruction, ...]:
+        return self.renaming.instructions(self.of)
+
+    def __len__(self) -> int:
+        return len(self.of)
+
+
 def went_on(
     table: dict[K, V],
     before: Mapping[K, V],
@@ -179,18 +199,23 @@ def went_on(
             table[name(renaming, key)] = value(found, number)
 
 
+def text(instructions: Sequence[Instruction]) -> Sequence[Instruction]:
+    """The list that has been written, in whatever layers the given one is it."""
+    return instructions.of if isinstance(instructions, Renamed) else instructions
+
+
 def stretches(instructions: Sequence[Instruction]) -> tuple[Stretch, ...]:
     """Of a list that is written out, one."""
     return instructions.stretches if isinstance(instructions, Listing) else (Stretch(tuple(instructions)),)
 
 
 def weighted(instructions: Sequence[Instruction]) -> Iterator[tuple[Instruction, int]]:
-    """One instruction of each kind that a list repeats, and how often it stands there."""
-    for stretch in stretches(instructions):
+    """One instruction of each kind that a list repeats, and how often it stands there; in whatever layer."""
+    for stretch in stretches(text(instructions)):
         for instruction in stretch.instructions:
             yield instruction, stretch.times
 
 
 def distinct(instructions: Sequence[Instruction]) -> Iterator[Instruction]:
     """One instruction of each kind that a list repeats: for what is equal in all layers of a kind."""
-    return (i for stretch in stretches(instructions) for i in stretch.instructions)
+    return (i for i, _ in weighted(instructions))
