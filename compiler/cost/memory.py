@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from titan.compiler.cost.machine import Machine, read_machine
 from titan.compiler.plan.host import host_memory
 from titan.compiler.plan.listing import distinct
-from titan.compiler.plan.program import Plan, Role
+from titan.compiler.plan.program import Block, Plan, Role
 from titan.compiler.plan.sizes import Sizes, memory_by_component
 
 
@@ -84,7 +84,7 @@ def memory_ledger(plan: Plan, machine: Machine | None = None, limit: int | None 
 def _role_memory(plan: Plan, role: Role, machine: Machine, sizes: Sizes) -> RoleMemory:
     held = memory_by_component(plan, role, sizes)
     tensors = sum(held.values())
-    communicators = round(communicator_count(plan, role) * machine.figures["communicator_bytes"])
+    communicators = round(communicator_count(plan, role, sizes) * machine.figures["communicator_bytes"])
     slack = round(tensors * machine.figures["allocator_slack"])
     components = {**held, "communicators": communicators, "allocator": slack, "reserved": machine.reserved}
     upper = upper_bound(machine, tensors, communicators)
@@ -97,12 +97,13 @@ def upper_bound(machine: Machine, tensors: int, communicators: int) -> int:
     return round(tensors * slack + 1.5 * communicators) + machine.reserved
 
 
-def communicator_count(plan: Plan, role: Role) -> int:
+def communicator_count(plan: Plan, role: Role, sizes: Sizes | None = None) -> int:
     """Communicators of a rank: one per group and stream, and one per channel to a peer."""
-    found = {
-        (i.group, i.stream, i.attribute("peer", 0))
-        for block in role.blocks
-        for i in distinct(block.instructions)
-        if i.stream and i.row.asynchronous
-    }
-    return sum(plan.group_size(group) > 1 for group, _, _ in found)
+    found = set[tuple[object, ...]]().union(*(sizes or Sizes(plan)).each(role, _channels).values())
+    return sum(plan.group_size(str(group)) > 1 for group, _, _ in found)
+
+
+def _channels(block: Block, sizes: Sizes, role: Role) -> set[tuple[object, ...]]:
+    """Group, stream and peer of all that a block sends."""
+    issued = (i for i in distinct(block.instructions) if i.stream and i.row.asynchronous)
+    return {(i.group, i.stream, i.attribute("peer", 0)) for i in issued}

@@ -13,14 +13,14 @@ group that joins certain ranks of the pipeline. Where names of types or segments
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from titan.compiler.plan.listing import Renaming, distinct, layers_of, stretches
+from titan.compiler.plan.listing import NAMES, Renamed, Renaming, distinct, layers_of, names_of, stretches
 
 if TYPE_CHECKING:
     from titan.compiler.plan.instruction import Instruction
@@ -55,6 +55,7 @@ def alone(plan: Plan) -> tuple[Like, ...]:
     return tuple(Like(role, role, same) for role in plan.roles)
 
 
+@lru_cache(NAMES)
 def dotted(name: str) -> str:
     """A parameter's name with its layer as registers have it: `layers.5.norm` -> `.l5.norm`."""
     return _PARAMETER.sub(lambda m: f".l{m[1]}", name)
@@ -89,34 +90,56 @@ def _fixed(plan: Plan) -> Iterator[str]:
         yield from segment.parameters
 
 
+class _Text:
+    """A block as two lists, made when they are asked for: the form of every instruction, and all names that may hold a
+    layer. `of` is the list that it is in other layers, `layer` gives these by those of the list."""
+
+    def __init__(self, block: Block) -> None:
+        self.head = (_DIGITS.sub("#", block.name), block.parameters)
+        self.listed = self.of = block.instructions
+        self.layer: Callable[[int], int] = int
+        if isinstance(self.listed, Renamed):
+            self.of, self.layer = self.listed.of, self.listed.renaming.layer
+
+    @cached_property
+    def lists(self) -> tuple[list[object], list[str]]:
+        form: list[object] = []
+        names: list[str] = []
+        for stretch in stretches(self.listed):
+            form += (len(stretch.instructions), stretch.times, stretch.step)
+            _add(stretch.instructions, form, names)
+        return form, names
+
+    @cached_property
+    def moves(self) -> set[tuple[str, int, int]]:
+        """(name, layers by which each copy is moved, copies)"""
+        repeated = [stretch for stretch in stretches(self.listed) if stretch.times > 1]
+        return {(name, s.step, s.times) for s in repeated for i in s.instructions for name in names_of(i)}
+
+    @cached_property
+    def told(self) -> frozenset[int]:
+        """Layers of the list `of` which it is a renaming."""
+        return frozenset(layer for i in distinct(self.of) for name in names_of(i) for layer in layers_of(name))
+
+    def becomes(self, other: _Text, layers: Layers, renaming: Renaming) -> bool:
+        """Whether the other block is this one renamed. Of two renamings of one list no instruction is looked at."""
+        if self.of is other.of and all(layers.get(self.layer(n)) == other.layer(n) for n in self.told):
+            return True
+        (form, names), (others, new) = self.lists, other.lists
+        return form == others and list(map(renaming.name, names)) == new
+
+
 class _Written:
-    """A role's blocks as two lists: the form of every instruction, and all names that may hold a layer."""
+    """A role's blocks."""
 
     def __init__(self, role: Role) -> None:
         self.role = role
-        self.form: list[object] = []
-        self.names: list[str] = []
-        self.moves: set[tuple[str, int, int]] = set()  # (name, layers by which each copy is moved, copies)
-        for block in role.blocks:
-            self.form += (_DIGITS.sub("#", block.name), block.parameters)
-            for stretch in stretches(block.instructions):
-                first = len(self.names)
-                self.form += (len(stretch.instructions), stretch.times, stretch.step)
-                self._add(stretch.instructions)
-                if stretch.times > 1:
-                    self.moves |= {(name, stretch.step, stretch.times) for name in self.names[first:]}
+        self.texts = [_Text(block) for block in role.blocks]
+        self.heads = [text.head for text in self.texts]
 
-    def _add(self, instructions: tuple[Instruction, ...]) -> None:
-        operands = list(chain.from_iterable(map(_OPERANDS, instructions)))
-        forms = list(map(_FORM, instructions))
-        self.names += chain.from_iterable(operands)
-        self.names += map(_UNIT, instructions)
-        for n, form in enumerate(forms):
-            attributes = form[3]
-            if len(attributes) > 1 and attributes[-1][0] == "when" and isinstance(attributes[-2][1], str):
-                self.names.append(attributes[-2][1])  # the frame
-                forms[n] = (*form[:3], (*attributes[:-2], (attributes[-2][0], ""), attributes[-1]))
-        self.form += (*map(len, operands), *forms)
+    @cached_property
+    def names(self) -> frozenset[str]:
+        return frozenset(name for text in self.texts for name in text.lists[1])
 
     @cached_property
     def groups(self) -> frozenset[str]:
@@ -126,13 +149,26 @@ class _Written:
     @cached_property
     def layers(self) -> frozenset[int]:
         """Layers that are named."""
-        return frozenset(layer for name in {*self.names} for layer in layers_of(name))
+        return frozenset(layer for name in self.names for layer in layers_of(name))
 
     @cached_property
     def plain(self) -> bool:
         """Whether every layer is written as a renaming writes it: `.l5`, not `.l05`."""
         same = Renaming.by(0).name
-        return all(same(name) == name for name in {*self.names})
+        return all(same(name) == name for name in self.names)
+
+
+def _add(instructions: tuple[Instruction, ...], form: list[object], names: list[str]) -> None:
+    operands = list(chain.from_iterable(map(_OPERANDS, instructions)))
+    forms = list(map(_FORM, instructions))
+    names += chain.from_iterable(operands)
+    names += map(_UNIT, instructions)
+    for n, found in enumerate(forms):
+        attributes = found[3]
+        if len(attributes) > 1 and attributes[-1][0] == "when" and isinstance(attributes[-2][1], str):
+            names.append(attributes[-2][1])  # the frame
+            forms[n] = (*found[:3], (*attributes[:-2], (attributes[-2][0], ""), attributes[-1]))
+    form += (*map(len, operands), *forms)
 
 
 class _Surroundings:
@@ -192,21 +228,18 @@ class _Surroundings:
 
     def renaming(self, one: _Written, other: _Written) -> Renaming | None:
         """The renaming that makes one role the other."""
-        layers = _layers(one.role, other.role, one.layers)
+        layers = _layers(one.role, other.role, one.layers) if one.heads == other.heads else None
         if layers is None or not self._same(layers, one.role.pipeline, other.role.pipeline):
             return None
         renaming = Renaming(layers.__getitem__)
         try:
-            for name, step, times in one.moves:
+            for name, step, times in set[tuple[str, int, int]]().union(*(text.moves for text in one.texts)):
                 for layer in layers_of(name):
                     if any(layers[layer + step * n] != layers[layer] + step * n for n in range(times)):
                         return None
-            same = (
-                one.form == other.form
-                and list(map(renaming.name, one.names)) == other.names
-                and [_buffer(renaming.name(b.name), b) for b in one.role.buffers]
-                == [_buffer(b.name, b) for b in other.role.buffers]
-            )
+            same = [_buffer(renaming.name(b.name), b) for b in one.role.buffers] == [
+                _buffer(b.name, b) for b in other.role.buffers
+            ] and all(a.becomes(b, layers, renaming) for a, b in zip(one.texts, other.texts, strict=True))
         except KeyError:  # a layer that is neither held nor beside one that is
             return None
         return renaming if same else None
@@ -239,5 +272,6 @@ def _buffer(name: str, buffer: Buffer) -> tuple[object, ...]:
     return (name, buffer.kind, buffer.dtype, buffer.elements, buffer.place)
 
 
+@lru_cache(NAMES)
 def _marked(name: str) -> str:
     return Renaming(lambda layer: _MARK).name(name)

@@ -11,7 +11,7 @@ from typing import Any
 
 from titan.compiler.plan.alike import Like, alike
 from titan.compiler.plan.instruction import Instruction, base_name, unroll
-from titan.compiler.plan.listing import stretches
+from titan.compiler.plan.listing import stretches, text
 from titan.compiler.plan.mesh import Group, Mesh
 from titan.compiler.plan.operators import DTYPE_BYTES, TensorType
 from titan.compiler.plan.segment import Segment
@@ -267,7 +267,8 @@ class Plan:
     @cached_property
     def adaptive(self) -> bool:
         """Whether recompute tiers are left to the run."""
-        parts = (part for role in self.roles for block in role.blocks for part in stretches(block.instructions))
+        lists = (text(block.instructions) for role in self.roles for block in role.blocks)
+        parts = (part for listed in {id(listed): listed for listed in lists}.values() for part in stretches(listed))
         return any("watermark" in map(_OPCODE, part.instructions) for part in parts)
 
     @cached_property

@@ -11,8 +11,10 @@ import pytest
 from titan.compiler.lower import lower
 from titan.compiler.plan.alike import alone
 from titan.compiler.plan.instruction import Instruction
+from titan.compiler.plan.listing import Renamed, Renaming
 from titan.compiler.plan.program import BlockCall, Plan, Role
 from titan.compiler.plan.sizes import Sizes, memory_by_component
+from titan.compiler.spec.schema import Spec
 from titan.compiler.strategy import Strategy
 from titan.compiler.verify.findings import Finding
 from titan.compiler.verify.proofs import PROOFS, verify
@@ -34,12 +36,16 @@ WAYS: dict[str, dict[str, object]] = {
 
 @cache
 def plan(name: str) -> Plan:
+    return lower(*_made(name))
+
+
+def _made(name: str) -> tuple[Spec, Strategy]:
     fields = {"pipeline": STAGES, "micro_batches": 2 * STAGES, **WAYS[name]}
     chunks = 2 if name == "v" else 1
     strategy = Strategy(stages=(1,) * STAGES * chunks, **fields)  # type: ignore[arg-type]
     batch = strategy.data * strategy.micro_batches
     found = model("llama", STAGES * chunks, 4, 16, False)
-    return lower(spec(found, strategy.world_size, batch), strategy)
+    return spec(found, strategy.world_size, batch), strategy
 
 
 def each_alone(found: Plan) -> Plan:
@@ -102,6 +108,28 @@ CHANGES: dict[str, Callable[[Instruction], Instruction | None]] = {
 @pytest.mark.parametrize("name", CHANGES)
 def test_another_instruction_makes_a_role_unlike(name: str) -> None:
     broken = changed(plan("late"), CHANGES[name])
+    assert firsts(broken)[BROKEN] == BROKEN
+    assert findings(broken) == findings(each_alone(broken))
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_renamings_of_one_list_are_not_written_out(name: str) -> None:
+    found = lower(*_made(name))
+    assert firsts(found)[BROKEN] < BROKEN
+    listed = [b.instructions for role in found.roles for b in role.blocks if isinstance(b.instructions, Renamed)]
+    assert listed and not any("whole" in vars(renamed) for renamed in listed)
+
+
+@pytest.mark.parametrize("start", ("recv.x", "F.", "step."))
+def test_a_block_in_other_layers_than_the_rest_makes_a_role_unlike(start: str) -> None:
+    """It is a renaming of the list that the other roles have there, which alone does not make it theirs."""
+    found = plan("late")
+    role = found.roles[BROKEN]
+    block = next(b for b in role.blocks if b.name.startswith(start))
+    assert isinstance(block.instructions, Renamed)
+    moved = Renamed(block.instructions.of, Renaming.by(0))
+    blocks = tuple(replace(b, instructions=moved) if b is block else b for b in role.blocks)
+    broken = with_role(found, replace(role, blocks=blocks))
     assert firsts(broken)[BROKEN] == BROKEN
     assert findings(broken) == findings(each_alone(broken))
 
