@@ -52,13 +52,13 @@ def tiled_share(m: int, n: int, k: int, batch: int, processors: int) -> float:
     """Share of the rate of full tiles on all processors, with the tile and the split that suit `batch` products best:
     tiles at the edge are partly empty, and so is the last wave."""
     best = 0.0
+    splits = SPLITS[: 1 + sum(k >= parts * SPLIT_DEPTH for parts, _ in SPLITS[1:])]
     for rows, columns, rate in TILES:
-        tiles = batch * -(-m // rows) * -(-n // columns)
-        for parts, kept in SPLITS:
-            if parts > 1 and k < parts * SPLIT_DEPTH:
-                break
-            waves = -(-tiles * parts // processors)
-            best = max(best, rate * kept * batch * m * n * parts / (waves * processors * rows * columns))
+        tiles, area = batch * -(-m // rows) * -(-n // columns), processors * rows * columns
+        for parts, kept in splits:
+            share = rate * kept * batch * m * n * parts / (-(-tiles * parts // processors) * area)
+            if share > best:
+                best = share
     return best
 
 

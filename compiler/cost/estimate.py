@@ -6,11 +6,13 @@ identical layers are priced once per (tensor, context, sequence_parallel, contex
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from math import ceil, inf
+from typing import Any
 
 from titan.compiler.cost.compute import moved_seconds
-from titan.compiler.cost.estimate_memory import MemoryForms
+from titan.compiler.cost.estimate_memory import Activations, MemoryForms
 from titan.compiler.cost.gathers import gather_seconds
 from titan.compiler.cost.layer import LayerCost, strided
 from titan.compiler.cost.memory import upper_bound
@@ -20,7 +22,7 @@ from titan.compiler.plan.segment import TIERS
 from titan.compiler.schedules.order import Times
 from titan.compiler.schedules.registry import schedule_row
 from titan.compiler.schedules.timetable import Durations
-from titan.compiler.strategy import Strategy
+from titan.compiler.strategy import Strategy, expert_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,26 @@ class Estimate:
     memory: int
     memory_upper: int
     stage: int
+
+
+# choices that change how state is kept and moved, nothing of the body of a step
+SHARDING = frozenset(("zero", "shard", "reduce", "gather", "prefetch"))
+
+
+@dataclass(slots=True)
+class _Body:
+    """What of a strategy the ways to keep its state have in common: costs of a layer and of the head, layers that ranks
+    work on per micro-batch, copies of the model, layers of the largest stage; once it was asked for, its seconds, and
+    bytes of activations by layers that are fetched ahead."""
+
+    layer: LayerCost
+    head: LayerCost
+    loads: list[float]
+    copies: int
+    stage: int
+    micro_batches: int
+    seconds: float | None = None
+    activations: dict[int, tuple[Activations, ...]] = field(default_factory=dict)
 
 
 class Estimator(MemoryForms):
@@ -51,47 +73,90 @@ class Estimator(MemoryForms):
     def estimate(self, s: Strategy, limit: float = inf) -> Estimate:
         """Closed forms for a strategy: 1F1B or GPipe fill and drain, gradients summed at the end of the step. Beyond
         `limit` bytes the time is not worked out."""
-        cut = self.cut(s)
-        layer, head = self.layer(cut), self.head(cut)
-        micro_batches = self.global_batch // (s.data * s.micro_batch)
         if s.recompute == "adaptive":
             return self._adaptive(s, limit)
-        one = layer.forward + layer.backward + layer.rebuilt(s.recompute)
-        ends = head.forward + head.backward
-        copies, loads = schedule_row(s.schedule).copies, self._rank_layers(s)
+        return self._estimate(s, self._body(s), limit)
+
+    def estimates(
+        self, s: Strategy, ways: Iterable[Mapping[str, Any]], limit: float = inf
+    ) -> Iterator[tuple[Strategy, Estimate]]:
+        """A strategy with each of several ways to keep state (choices of `SHARDING`), and its closed forms; what they
+        do not change is worked out once."""
+        body = None
+        for way in ways:
+            assert SHARDING.issuperset(way)
+            found = s.but(**way)
+            if s.recompute == "adaptive":
+                yield found, self._adaptive(found, limit)
+                continue
+            body = body or self._body(s)
+            yield found, self._estimate(found, body, limit)
+
+    def _body(self, s: Strategy) -> _Body:
+        cut = self.cut(s)
+        layer, head, loads = self.layer(cut), self.head(cut), self._rank_layers(s)
+        copies = schedule_row(s.schedule).copies
+        one, ends = layer.forward + layer.backward + layer.rebuilt(s.recompute), head.forward + head.backward
         stage = ceil(max(loads)) if loads else self.bottleneck(s.pipeline, one, ends / copies)
-        tensors = self._peak(s, stage, micro_batches)
+        return _Body(layer, head, loads, copies, stage, self.global_batch // (s.data * s.micro_batch))
+
+    def _estimate(self, s: Strategy, body: _Body, limit: float) -> Estimate:
+        stage, layer, micro_batches = body.stage, body.layer, body.micro_batches
+        kept = body.activations.get(s.prefetch)
+        if kept is None:
+            kept = body.activations[s.prefetch] = self._activations(s, stage, micro_batches, layer, body.head)
+        tensors = self._peak(s, kept)
         communicators = round(self._communicators(s) * self.machine.figures["communicator_bytes"])
         point = round(tensors * (1 + self.machine.figures["allocator_slack"])) + communicators + self.machine.reserved
         seconds = inf
         if point <= limit:
-            seconds = self._pipeline_part(s, stage, loads, layer, head, s.recompute)
+            if body.seconds is None:
+                body.seconds = self._pipeline_part(s, stage, body.loads, layer, body.head, s.recompute)
             ends_held = max(map(self._ends, self._held(s)))
-            passes = (stage * layer.forward, stage * layer.backward)
-            more = self._step_end(s, self._weights(s, stage * copies, ends_held), *passes)
-            more += self._experts_end(s, stage * copies, passes[0])
-            more += micro_batches * self._sharded_seconds(s, layer, stage * copies, ends_held)
+            passes, held = (stage * layer.forward, stage * layer.backward), stage * body.copies
+            more = self._step_end(s, self._weights(s, held, ends_held), *passes)
+            more += self._experts_end(s, held, passes[0])
+            more += micro_batches * self._sharded_seconds(s, layer, held, ends_held)
             more += micro_batches * activation_seconds(self.machine, s, layer, stage)
-            seconds += self._crowd(s) * more
+            seconds = body.seconds + self._crowd(s) * more
         return Estimate(seconds, point, upper_bound(self.machine, tensors, communicators), stage)
 
     def bound(self, s: Strategy, recompute: str = "none", open_experts: bool = False) -> float:
         """Seconds that no way of saving memory gets below: the body of a step with this recompute, logits kept. With
         `open_experts` no way of sharing experts gets below it either."""
-        cut = self.cut(s)._replace(loss_rows=0)
-        cut = cut._replace(experts=()) if open_experts else cut
-        layer, head, loads = self.layer(cut), self.head(cut), self._rank_layers(s)
-        ends = (head.forward + head.backward) / schedule_row(s.schedule).copies
-        one = layer.forward + layer.backward + layer.rebuilt(recompute)
-        stage = ceil(max(loads)) if loads else self.bottleneck(s.pipeline, one, ends)
-        if open_experts and not loads:
+        cut = self.kept_logits(s, open_experts)
+        return self._bound(s, self.layer(cut), self.head(cut), self._rank_layers(s), recompute, open_experts)
+
+    def bounds(self, s: Strategy, ways: Iterable[tuple[int, int]], recompute: str) -> Iterator[float]:
+        """`bound` of the strategy with each of several ways to share experts (`expert`, `expert_tensor`)."""
+        cut = self.kept_logits(s)
+        head, loads = self.head(cut), self._rank_layers(s)
+        for expert, width in ways:
+            parts = (*expert_parts(expert, width, s.context, s.tensor), width)
+            yield self._bound(s, self.layer(cut._replace(experts=parts)), head, loads, recompute)
+
+    def _bound(
+        self,
+        s: Strategy,
+        layer: LayerCost,
+        head: LayerCost,
+        loads: list[float],
+        recompute: str,
+        open_experts: bool = False,
+    ) -> float:
+        if loads:
+            stage = ceil(max(loads))
+        elif open_experts:
             stage = -(-self.shape.layers // s.pipeline)  # cheaper layers would make a head weigh more of them
+        else:
+            ends = (head.forward + head.backward) / schedule_row(s.schedule).copies
+            stage = self.bottleneck(s.pipeline, layer.forward + layer.backward + layer.rebuilt(recompute), ends)
         return self._pipeline_part(s, stage, loads, layer, head, recompute)
 
     def floor(self, s: Strategy, fill: int) -> float:
         """Seconds that no micro-batch size gets below on the strategy's mesh, whose own is the largest: what a sequence
         takes, for all of them and for `fill` on every other stage."""
-        layer = self.layer(self.cut(s)._replace(experts=()))
+        layer = self.layer(self.kept_logits(s, open_experts=True))
         sequences = self.global_batch // s.data + (s.pipeline - 1) * fill
         return sequences * (layer.forward + layer.backward) / s.micro_batch * self.shape.layers / s.pipeline
 
@@ -111,13 +176,15 @@ class Estimator(MemoryForms):
         micro_batches = self.global_batch // (s.data * s.micro_batch)
         one = layer.forward + layer.backward + layer.rebuilt(recompute)
         ends = head.forward + head.backward
+        if s.pipeline == 1:
+            return self._crowded(s, micro_batches * (stage * one + ends), layer, head)
         last = loads[[r for r, rank in enumerate(self._held(s)) if rank.lasts][-1]] if loads else 1
         slowest = max(stage * one, last * one + ends / schedule_row(s.schedule).copies)
-        slowest = slowest if s.pipeline > 1 else stage * one + ends
         forward = (self.shape.layers * layer.forward + head.forward) / s.pipeline
         weight = (self.shape.layers * layer.backward + head.backward) / s.pipeline / 2
-        times = Times(forward, (self.shape.layers * one + ends) / s.pipeline - forward - weight, weight)
-        return self._crowded(s, self._pipeline_seconds(s, micro_batches, slowest, times, layer.entry), layer, head)
+        inputs = (self.shape.layers * one + ends) / s.pipeline - forward - weight
+        body = self._pipeline_seconds(s, micro_batches, slowest, (forward, inputs, weight), layer.entry)
+        return self._crowded(s, body, layer, head)
 
     def crowded(self, s: Strategy, body: float) -> float:
         """Seconds of the body of a step where ranks share cores: no less than the work of all on the cores that there
@@ -126,7 +193,7 @@ class Estimator(MemoryForms):
         return self._crowded(s, body, self.layer(cut), self.head(cut))
 
     def _crowded(self, s: Strategy, body: float, layer: LayerCost, head: LayerCost) -> float:
-        if self._crowd(s) == 1.0:
+        if not self.machine.cores or self._crowd(s) == 1.0:
             return body
         one = layer.forward + layer.backward + layer.rebuilt(s.recompute)
         micro_batches = self.global_batch // (s.data * s.micro_batch)
@@ -159,21 +226,22 @@ class Estimator(MemoryForms):
         found = [self.estimate(replace(s, recompute=tier), limit) for tier in TIERS]
         return next((e for e in found if e.memory <= limit / 1.1), found[-1])
 
-    def _pipeline_seconds(self, s: Strategy, micro_batches: int, slowest: float, times: Times, size: int) -> float:
+    def _pipeline_seconds(
+        self, s: Strategy, micro_batches: int, slowest: float, times: tuple[float, float, float], size: int
+    ) -> float:
         """Fill and drain, and the steady state: the slowest rank, or a cycle of 1F1B. Over n consecutive stages
         n micro-batches are under way, so n steps take at least the stages' times and their links there and back.
-        `times` are those of a mean rank."""
-        if s.pipeline == 1:
-            return micro_batches * slowest
+        `times` are those of a mean rank: forward, backward to inputs and to weights."""
         stride = s.data * s.context * s.tensor
         slow = min(-(-s.pipeline * stride // self.machine.devices_per_node) - 1, s.pipeline - 1)
-        near, far = (transfer_seconds(self.machine, crosses, size) for crosses in (False, True))
+        near, far = transfer_seconds(self.machine, False, size), transfer_seconds(self.machine, True, size)
         links = 2 * (slow * far + (s.pipeline - 1 - slow) * near)
-        mean = times.forward + times.backward
-        whole = s.pipeline * mean
         if s.schedule not in ("one_f_one_b", "gpipe"):
-            bubble = schedule_row(s.schedule).bubble(s.pipeline, times, s.chunks)
-            return micro_batches * slowest + bubble + s.chunks * links
+            chunks = s.chunks
+            bubble = schedule_row(s.schedule).bubble(s.pipeline, Times(*times), chunks)
+            return micro_batches * slowest + bubble + chunks * links
+        mean = times[0] + (times[1] + times[2])
+        whole = s.pipeline * mean
         cycle = max(mean + links / s.pipeline, mean + (far if slow else near)) if micro_batches >= s.pipeline else 0.0
         return whole + links + (micro_batches - 1) * max(slowest, cycle)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import prod
+from typing import NamedTuple
 
 from titan.compiler.cost.held import Held, frames_held, held_by_rank
 from titan.compiler.cost.layer import Cut, LayerCost, LayerPrices
@@ -13,6 +14,21 @@ from titan.compiler.schedules.registry import schedule_row
 from titan.compiler.spec.padding import padded
 from titan.compiler.strategy import Strategy
 
+NOTHING = LayerCost(0.0, 0.0, 0, 0)
+
+
+class Activations(NamedTuple):
+    """Of a pipeline rank its layers, its matrices of embedding and head, and bytes of activations at their peak."""
+
+    layers: float
+    ends: int
+    kept: float
+
+
+def _covers(one: Activations, other: Activations) -> bool:
+    """Whether a rank holds no less of everything than another; no two are equal."""
+    return one.layers >= other.layers and one.ends >= other.ends and one.kept >= other.kept
+
 
 class MemoryForms(LayerPrices):
     """What candidates of one model hold on one machine."""
@@ -21,12 +37,19 @@ class MemoryForms(LayerPrices):
         super().__init__(machine, shape)
         self.global_batch = global_batch
         self._each: dict[tuple[int, str, bool, bool, int], float] = {}  # bytes of one parameter's buffers
-        self._kept: dict[tuple[object, ...], tuple[tuple[float, int, float], ...]] = {}
 
     def cut(self, s: Strategy) -> Cut:
         return Cut(
             padded(self.shape.sequence, s), s.tensor, s.context, s.sequence_parallel, s.context_form, s.micro_batch,
             s.context_heads, s.context_order == "zigzag", s.loss_rows, (*s.expert_parts, s.expert_tensor),
+        )  # fmt: skip
+
+    def kept_logits(self, s: Strategy, open_experts: bool = False) -> Cut:
+        """The cut of the strategy that keeps its logits; where experts are open, no way of sharing them costs less."""
+        return Cut(
+            padded(self.shape.sequence, s), s.tensor, s.context, s.sequence_parallel, s.context_form, s.micro_batch,
+            s.context_heads, s.context_order == "zigzag", 0,
+            () if open_experts else (*s.expert_parts, s.expert_tensor),
         )  # fmt: skip
 
     def room(self, s: Strategy, limit: int) -> tuple[float, ...]:
@@ -44,46 +67,38 @@ class MemoryForms(LayerPrices):
     def _held(self, s: Strategy) -> tuple[Held, ...]:
         return held_by_rank(s.schedule, s.pipeline, s.chunks)
 
-    def _peak(self, s: Strategy, stage: int, micro_batches: int) -> int:
-        """Bytes of tensors on the fullest rank: of all ranks when the stages are known, else of the first two and the
-        last with stages of equal size."""
+    def _peak(self, s: Strategy, ranks: tuple[Activations, ...]) -> int:
+        """Bytes of tensors on the fullest of the ranks."""
         peak = 0.0
-        for layers, ends, kept in self._activations(s, stage, micro_batches):
+        for layers, ends, kept in ranks:
             held = self._buffers(s, self._weights(s, layers, ends)) + self._expert_buffers(s, layers)
             held += self._whole(s, layers, ends) if s.zero > 1 else 0.0
             peak = max(peak, held + max(kept, self._state_nearby(s, layers, ends)))
         return round(peak)
 
-    def _activations(self, s: Strategy, stage: int, micro_batches: int) -> tuple[tuple[float, int, float], ...]:
-        """Of each of those ranks its layers, its matrices of embedding and head, and the bytes of activations at their
-        peak. How state is sharded changes none of it, so that it is remembered."""
-        cut = self.cut(s)
-        key = (
-            cut, s.pipeline, s.schedule, s.chunks, s.stages, stage, micro_batches, s.recompute, s.offload, s.offloaded,
-            s.prefetch,
-        )  # fmt: skip
-        found = self._kept.get(key)
-        if found is None:
-            last = s.pipeline - 1
-            ranks = range(s.pipeline) if s.stages else sorted({0, min(1, last), last})
-            layer, head = self.layer(cut), self.head(cut)
-            found = tuple(self._rank_activations(s, rank, stage, micro_batches, layer, head) for rank in ranks)
-            self._kept[key] = found
-        return found
-
-    def _rank_activations(
-        self, s: Strategy, rank: int, stage: int, micro_batches: int, layer: LayerCost, head: LayerCost
-    ) -> tuple[float, int, float]:
-        row, chunks, stored = schedule_row(s.schedule), self._held(s)[rank], layer.stored(s.recompute)
+    def _activations(
+        self, s: Strategy, stage: int, micro_batches: int, layer: LayerCost, head: LayerCost
+    ) -> tuple[Activations, ...]:
+        """All ranks when the stages are known, else the first two and the last with stages of equal size; without
+        those that hold no more of anything than another."""
+        last, row, held = s.pipeline - 1, schedule_row(s.schedule), self._held(s)
+        stored, chunks = layer.stored(s.recompute), s.chunks
         working = (1.5 if s.recompute == "full" else 0.5) * layer.kept  # a layer's gradients, and what it rebuilds
-        layers = sum(s.stages[c] for c in chunks.stages) if s.stages else stage * row.copies
-        kept = 0.0
-        for frames, split in frames_held(s.schedule, s.pipeline, rank, micro_batches, s.chunks):
-            live = kept_layers(s, frames * layers) * stored + split * layers * layer.split
-            live += split * head.split if chunks.lasts else 0.0
-            made = max(working - (layer.split if split else 0.0), 0.0)  # a part of it becomes a split frame
-            kept = max(kept, live + max(made, head.kept if chunks.lasts else 0.0))
-        return layers, self._ends(chunks), kept
+        most: dict[tuple[float, int], float] = {}
+        for rank in range(s.pipeline) if s.stages else sorted({0, min(1, last), last}):
+            mine, kept = held[rank], 0.0
+            layers = sum(s.stages[c] for c in mine.stages) if s.stages else stage * row.copies
+            logits, ends = head if mine.lasts else NOTHING, self._ends(mine)
+            for frames, split in frames_held(s.schedule, s.pipeline, rank, micro_batches, chunks):
+                live = kept_layers(s, frames * layers) * stored + split * layers * layer.split
+                live += split * logits.split
+                made = max(working - (layer.split if split else 0.0), 0.0)  # a part of it becomes a split frame
+                kept = max(kept, live + max(made, logits.kept))
+            most[layers, ends] = max(most.get((layers, ends), 0.0), kept)
+        found = [Activations(*parts, kept) for parts, kept in most.items()]
+        if len(found) == 1:
+            return tuple(found)
+        return tuple(a for a in found if not any(b is not a and _covers(b, a) for b in found))
 
     def _state_nearby(self, s: Strategy, layers: float, ends: int) -> float:
         """Bytes of optimizer state of the host that are on the device at once."""

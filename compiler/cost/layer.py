@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -13,6 +12,8 @@ from titan.compiler.cost.shape import Mixture, Shape
 from titan.compiler.plan.mask import band_pairs
 from titan.compiler.plan.operators import DTYPE_BYTES
 from titan.compiler.plan.sequence import mean_pairs, most_pairs, needed_steps
+
+Both = tuple[float, float]  # forward and backward
 
 
 class Cut(NamedTuple):
@@ -40,8 +41,7 @@ class Cut(NamedTuple):
         return {"heads": self.context, "ring": self.context_heads}.get(self.context_form, 1)
 
 
-@dataclass(frozen=True, slots=True)
-class LayerCost:
+class LayerCost(NamedTuple):
     """Seconds forward and backward, communication included; bytes kept until backward, and of the layer's input.
 
     For the recompute tiers `selective` and `full`: bytes stored, seconds of a rebuild. `traffic`: of the seconds
@@ -94,7 +94,8 @@ class LayerPrices:
         self.statistic = 8 if shape.dtype == "f64" else 4  # bytes of gradients and optimizer state
         self._layers: dict[Cut, LayerCost] = {}
         self._plain: dict[tuple[Cut, float], LayerCost] = {}
-        self._heads: dict[Cut, LayerCost] = {}
+        self._heads: dict[tuple[int, int, int, int, int], LayerCost] = {}
+        self._mixed: dict[Cut, tuple[Both, Both, Both]] = {}
         self._linear: dict[tuple[int, int, int, int], tuple[float, float, float]] = {}
 
     def layer(self, cut: Cut) -> LayerCost:
@@ -108,42 +109,41 @@ class LayerPrices:
 
     def head(self, cut: Cut) -> LayerCost:
         """Final norm, output head and loss; `kept` are logits and their gradient."""
-        found = self._heads.get(cut)
+        key = (cut.sequence, cut.tensor, cut.context, cut.micro_batch, cut.loss_rows)
+        found = self._heads.get(key)
         if found is None:
-            found = self._heads[cut] = self._head(cut)
+            found = self._heads[key] = self._head(cut)
         return found
 
     def _mean_layer(self, cut: Cut) -> LayerCost:
         """Mean of the kinds of layers. Only attention, shared widths and what surrounds them is recomputed; experts and
         their exchange are not."""
-        total, n, shared = LayerCost(0.0, 0.0, 0, 0), self.shape.layers, cut._replace(experts=())
+        n, shared = self.shape.layers, cut._replace(experts=())
+        forward = backward = rebuilt = again = near = back = ring = ring_back = weight = 0.0
+        kept = entry = selective = full = split = 0
         for kind in self.shape.mixtures:
             plain = self._plain.get((shared, kind.ffn))
             if plain is None:
                 plain = self._plain[shared, kind.ffn] = self._layer(shared, kind.ffn)
-            forward, backward, kept, moved, weight = (
-                self._experts(cut, kind) if kind.experts else (0.0, 0.0, 0, 0.0, 0.0)
-            )
-            share = kind.count / n
-            total = LayerCost(
-                total.forward + share * (plain.forward + forward),
-                total.backward + share * (plain.backward + backward),
-                total.kept + round(share * (plain.kept + kept)),
-                plain.entry,
-                (
-                    total.selective[0] + round(share * (plain.selective[0] + kept)),
-                    total.selective[1] + share * plain.selective[1],
-                ),
-                (total.full[0] + round(share * plain.full[0]), total.full[1] + share * (plain.full[1] + forward)),
-                (
-                    total.traffic[0] + share * (plain.traffic[0] + moved),
-                    total.traffic[1] + share * (plain.traffic[1] + moved),
-                ),
-                (total.ring[0] + share * plain.ring[0], total.ring[1] + share * plain.ring[1]),
-                total.weight + share * (plain.weight + weight),
-                total.split + round(share * (plain.split + kept)),
-            )
-        return total
+            ahead, behind, stored, moved, more = self._experts(cut, kind) if kind.experts else (0.0, 0.0, 0, 0.0, 0.0)
+            share, entry = kind.count / n, plain.entry
+            forward += share * (plain.forward + ahead)
+            backward += share * (plain.backward + behind)
+            kept += round(share * (plain.kept + stored))
+            selective += round(share * (plain.selective[0] + stored))
+            rebuilt += share * plain.selective[1]
+            full += round(share * plain.full[0])
+            again += share * (plain.full[1] + ahead)
+            near += share * (plain.traffic[0] + moved)
+            back += share * (plain.traffic[1] + moved)
+            ring += share * plain.ring[0]
+            ring_back += share * plain.ring[1]
+            weight += share * (plain.weight + more)
+            split += round(share * (plain.split + stored))
+        return LayerCost(
+            forward, backward, kept, entry, (selective, rebuilt), (full, again), (near, back), (ring, ring_back),
+            weight, split,
+        )  # fmt: skip
 
     def _experts(self, cut: Cut, kind: Mixture) -> tuple[float, float, int, float, float]:
         """Seconds forward and backward of router, experts and exchange, bytes kept until backward, of both times the
@@ -204,7 +204,7 @@ class LayerPrices:
         products += [(shape.hidden, inner)] * up + [(inner, shape.hidden)]
         both = zip(self._products(tokens, products), self._products(stream, whole), strict=True)
         forward, backward, weight = (a + b for a, b in both)
-        attention, back_attention = self._attention(cut, tokens, queries) if queries else (0.0, 0.0)
+        (attention, back_attention), traffic, ring = self._mixing(cut, tokens, queries, keys)
         forward, backward = forward + attention, backward + back_attention
         residual, turned, hidden = stream * shape.hidden, tokens * (queries + keys), tokens * inner
         turned = tokens * queries if shape.products else turned
@@ -213,9 +213,7 @@ class LayerPrices:
         more = 1 if cut.ring > 1 else 0
         forward += moved_seconds(self.machine, size * (10 * residual + 2 * turned + (up + 1) * hidden), 7 + more)
         backward += moved_seconds(self.machine, size * (6 * residual + 2 * turned + (2 * up + 1) * hidden), 5 + more)
-        near, back = traffic = self._layer_traffic(cut, tokens, queries, keys)
-        ring = self._ring_exposed(cut, tokens * keys, tokens * queries) if cut.ring > 1 and queries else (0.0, 0.0)
-        near, back = near + ring[0], back + ring[1]
+        near, back = traffic[0] + ring[0], traffic[1] + ring[1]
         gathered = tokens * shape.hidden
         whole_keys = keys * (cut.context if cut.context_form == "gathered" else 1)
         kept = 2 * residual + 2 * gathered + tokens * (2 * queries + 2 * whole_keys + (up + 1) * inner)
@@ -234,6 +232,18 @@ class LayerPrices:
         return LayerCost(
             forward + near, backward + back, kept * size, residual * size, selective, full, traffic, ring, weight, split
         )
+
+    def _mixing(self, cut: Cut, tokens: int, queries: int, keys: int) -> tuple[Both, Both, Both]:
+        """Seconds forward and backward of attention, of collectives, and of a ring's transfers that show; whatever the
+        width of the feed-forward part."""
+        found = self._mixed.get(cut)
+        if found is None:
+            found = self._mixed[cut] = (
+                self._attention(cut, tokens, queries) if queries else (0.0, 0.0),
+                self._layer_traffic(cut, tokens, queries, keys),
+                self._ring_exposed(cut, tokens * keys, tokens * queries) if cut.ring > 1 and queries else (0.0, 0.0),
+            )
+        return found
 
     def _products(self, tokens: int, products: list[tuple[int, int]], batch: int = 1) -> tuple[float, float, float]:
         """Seconds forward and backward of linear layers (inner, outer width), `batch` of each, and of the backward

@@ -7,8 +7,9 @@ own adapter, so a node's share of a ring crosses the network `local` times as fa
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
-from math import ceil, log2
+from math import ceil, gcd, log2, prod
 
 from titan.compiler.cost.machine import Machine
 
@@ -30,23 +31,35 @@ def place(strides: tuple[Stride, ...], bases: frozenset[int], devices_per_node: 
     `strides` describes the members: every sum of `c * distance` with `c < number`. Factors whose distance is a multiple
     of the node's size multiply the nodes and change nothing else.
     """
-    far, offsets = 1, [0]
+    far, near = 1, []
     for distance, number in strides:
         if distance % devices_per_node == 0:
             far *= number
         else:
-            offsets = [o + c * distance for o in offsets for c in range(number)]
+            near.append((distance, number))
+    size, more = far * prod(number for _, number in near), 0
+    if len(near) == 1:
+        near[0], more = _shortened(*near[0], devices_per_node)
+    offsets = [0]
+    for distance, number in near:
+        offsets = [o + c * distance for o in offsets for c in range(number)]
     worst: Placement | None = None
     for base in sorted(bases):
-        counts: dict[int, int] = {}
-        for offset in offsets:
-            node = (base + offset) // devices_per_node
-            counts[node] = counts.get(node, 0) + 1
-        found = Placement(far * len(offsets), far * len(counts), min(counts.values()))
+        counts = Counter([(base + offset) // devices_per_node for offset in offsets])
+        found = Placement(size, far * (len(counts) + more), min(counts.values()))
         if worst is None or (found.nodes, -found.local) > (worst.nodes, -worst.local):
             worst = found
     assert worst is not None  # there is at least one base
     return worst
+
+
+def _shortened(distance: int, number: int, devices_per_node: int) -> tuple[Stride, int]:
+    """As few members of a stride as fill nodes in all the ways that it does, and the nodes that the others touch: after
+    some members the next one stands at the same place of a later node, and between the first and the last of such
+    periods all are alike."""
+    period = devices_per_node // gcd(distance, devices_per_node)
+    left_out = max(number // period - 3, 0) * period
+    return (distance, number - left_out), left_out * min(distance, devices_per_node) // devices_per_node
 
 
 def bases(first: int, strides: tuple[Stride, ...], devices_per_node: int) -> frozenset[int]:
@@ -67,7 +80,7 @@ def collective_seconds(machine: Machine, opcode: str, placement: Placement, whol
     n, nodes = placement.size, placement.nodes
     if n == 1:
         return 0.0
-    if nodes == 1 and (measured := _measured_seconds(machine, opcode, n, whole)) is not None:
+    if nodes == 1 and machine.curves and (measured := _measured_seconds(machine, opcode, n, whole)) is not None:
         return measured
     rounds = 2 if opcode == "all_reduce" else 1
     if opcode == "all_to_all":

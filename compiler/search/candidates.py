@@ -114,6 +114,7 @@ class _Entry(NamedTuple):
     tier: int
     family: Family | None = None
     number: int = -1  # of a batch of the family; -1: all
+    experts: tuple[int, int] | None = None  # how the strategy shares them, where it does not say so itself
 
 
 class _Hunt:
@@ -160,11 +161,10 @@ class _Hunt:
     def _least(self, family: Family, number: int, tier: int) -> Candidate:
         """The thriftiest way to share and to shard with a tier of recompute."""
         change = {**self.ladder(family.plain).options[-1], "recompute": self.tiers[tier]}
-        tried = [family.member(number, experts).but(**change) for experts in family.thriftiest]
+        tried = [family.member(number, experts, **change) for experts in family.thriftiest]
         self.priced += len(tried)
-        return min(
-            (Candidate(s, self.estimator.estimate(s, 0)) for s in tried), key=lambda c: (c.estimate.memory, c.key)
-        )
+        found = [Candidate(s, self.estimator.estimate(s, 0)) for s in tried]
+        return found[0] if len(found) == 1 else min(found, key=lambda c: (c.estimate.memory, c.key))
 
     def _push(self, s: Strategy, tier: int, within: tuple[Family, int] | tuple[()] = (), base: int = 0) -> None:
         self.priced += 1
@@ -190,12 +190,17 @@ class _Hunt:
         if not last and self._least(family, entry.number, entry.tier).estimate.memory > NEAR * self.limit:
             self._push(entry.strategy, entry.tier + 1, (family, entry.number))
             return
-        for experts in family.experts:
-            self._push(family.member(entry.number, experts), entry.tier)
+        bounds = self.estimator.bounds(entry.strategy, family.experts, self.tiers[entry.tier])
+        for experts, bound in zip(family.experts, bounds, strict=True):
+            self.priced += 1
+            branch = _Entry(bound, self.priced, self.priced, entry.strategy, entry.tier, experts=experts)
+            heappush(self.queue, branch)
 
     def _try(self, entry: _Entry) -> None:
         """The fastest sharding that fits with the entry's tier; what recomputes more is queued again."""
         s, tier, ladder = entry.strategy, self.tiers[entry.tier], self.ladder(entry.strategy)
+        if entry.experts is not None:
+            s = s.but(expert=entry.experts[0], expert_tensor=entry.experts[1])
         tried = tuple(ladder.try_tier(self.spec, self.estimator, s, tier, self.limit))
         self.priced += len(tried)
         fitting = [c for c in tried if c.estimate.memory <= self.limit]
@@ -249,11 +254,9 @@ class Ladder:
         options = self.options
         if s.expert > 1:
             options = tuple(o for o in options if is_legal(spec, s.but(**o), EXPERT_RULES))
-        for option in reversed(options):
-            strategy = s.but(**option, recompute=tier)
-            found = Candidate(strategy, estimator.estimate(strategy, NEAR * limit))
-            yield found
-            if option is options[-1] and found.estimate.memory > NEAR * limit:
+        for number, found in enumerate(estimator.estimates(s.but(recompute=tier), reversed(options), NEAR * limit)):
+            yield Candidate(*found)
+            if not number and found[1].memory > NEAR * limit:
                 return
 
 

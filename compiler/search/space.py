@@ -8,7 +8,7 @@ better one stands for them wherever the wishes allow it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -63,12 +63,13 @@ class Family:
     experts: tuple[tuple[int, int], ...]
     rows: tuple[int, ...]  # `loss_rows` of each batch
 
-    def member(self, number: int, experts: tuple[int, int]) -> Strategy:
+    def member(self, number: int, experts: tuple[int, int], **changes: Any) -> Strategy:
+        """The strategy with a batch and a way to share experts, and with other choices changed."""
         size, schedule, chunks = self.batches[number]
         s = self.plain
         return s.but(
             micro_batch=size, micro_batches=s.micro_batch * s.micro_batches // size, schedule=schedule,
-            wished_chunks=chunks, loss_rows=self.rows[number], expert=experts[0], expert_tensor=experts[1],
+            wished_chunks=chunks, loss_rows=self.rows[number], expert=experts[0], expert_tensor=experts[1], **changes,
         )  # fmt: skip
 
     @property
@@ -238,55 +239,51 @@ def _of_mesh(
     options = shardings(spec, Strategy(pipeline=pipeline, data=data, context=context, tensor=tensor))
     if not options:
         return [], 0
-    orders = {}
+    orders, batches = {}, []
     for b in (b for b in divisors(batch) if spec.parallel.micro_batch.allows(b)):
         if (pipeline, batch // b) not in known:
             known[pipeline, batch // b] = schedules(spec, pipeline, batch // b)
         if known[pipeline, batch // b]:
             orders[b] = known[pipeline, batch // b]
+            batches.append(Batch(b, *orders[b][0]))
+    rows = {b.size: loss_rows(spec, b.size, context, tensor) for b in batches}
     recompute = allowed(spec, "recompute")
     found: list[Family] = []
     shared: dict[bool, tuple[tuple[int, int], ...]] = {}
     number = 0
     parallels = allowed(spec, "sequence_parallel", idle=tensor == 1)
+    some = Strategy(
+        1, pipeline, data, context, tensor, False, "gathered", 0, "one_f_one_b", recompute[0], 1, batch,
+        spec.parallel.stages.value or (), late_check=spec.parallel.late_check.value is True,
+        offload=allowed(spec, "offload")[0],
+    ).but(**options[0])  # fmt: skip
     for form, heads, order in context_forms(spec, context, tensor):
         for parallel in parallels:
-            plain = Strategy(
-                1, pipeline, data, context, tensor, parallel, form, 0, "one_f_one_b", recompute[0], 1, batch,
-                spec.parallel.stages.value or (), context_heads=heads, context_order=order,
-                late_check=spec.parallel.late_check.value is True, offload=allowed(spec, "offload")[0],
+            plain = some.but(
+                sequence_parallel=parallel, context_form=form, context_heads=heads, context_order=order
             )  # fmt: skip
             if parallel not in shared:
-                shared[parallel] = _shared_experts(spec, plain.but(**options[0]))
-            family = _family(spec, plain.but(**options[0]), orders, shared[parallel])
-            if family is None:
+                shared[parallel] = _shared_experts(spec, plain)
+            kept = _legal_batches(spec, plain, batches) if shared[parallel] else ()
+            if not kept:
                 continue
-            found.append(family)
-            each = sum(len(orders[b.size]) for b in family.batches) * len(family.experts)
+            found.append(Family(plain, kept, shared[parallel], tuple(rows[b.size] for b in kept)))
+            each = sum(len(orders[b.size]) for b in kept) * len(shared[parallel])
             number += each * (len(parallels) if parallel else 1)
             break  # sequence parallelism moves the same bytes and holds less: where it is legal it stands for both
     return found, number * len(options) * len(recompute)
 
 
-def _family(
-    spec: Spec,
-    plain: Strategy,
-    orders: Mapping[int, tuple[tuple[str, int], ...]],
-    shared: tuple[tuple[int, int], ...],
-) -> Family | None:
+def _legal_batches(spec: Spec, plain: Strategy, batches: Sequence[Batch]) -> tuple[Batch, ...]:
     """What is legal of a mesh with its form. Micro-batches divide by construction, so one for each schedule speaks for
     all."""
-    batches: list[Batch] = []
     agreed: dict[str, bool] = {}
-    for size, ((schedule, chunks), *_) in orders.items():
+    for size, schedule, chunks in batches:
         if schedule not in agreed:
-            micro_batches = plain.micro_batches // size
-            some = plain.but(schedule=schedule, wished_chunks=chunks, micro_batch=size, micro_batches=micro_batches)
-            agreed[schedule] = is_legal(spec, some, BEYOND_MESH)
-        if agreed[schedule]:
-            batches.append(Batch(size, schedule, chunks))
-    rows = tuple(loss_rows(spec, b.size, plain.context, plain.tensor) for b in batches)
-    return Family(plain, tuple(batches), shared, rows) if batches and shared else None
+            number = plain.micro_batches // size
+            one = plain.but(schedule=schedule, wished_chunks=chunks, micro_batch=size, micro_batches=number)
+            agreed[schedule] = is_legal(spec, one, BEYOND_MESH)
+    return tuple(batches) if all(agreed.values()) else tuple(b for b in batches if agreed[b.schedule])
 
 
 def _shared_experts(spec: Spec, plain: Strategy) -> tuple[tuple[int, int], ...]:

@@ -11,9 +11,9 @@ from titan.compiler.strategy import expert_parts
 
 
 def whole_experts(spec: Spec, s: Choices) -> Breach | None:
-    experts = spec.model.experts
     if s.expert == 1:
         return None
+    experts = spec.model.experts
     if not experts:
         return Breach(f"expert = {s.expert} shares out experts, and the model has none", "expert", ("expert = 1",))
     if experts % s.expert:
@@ -37,8 +37,8 @@ def among_ranks(spec: Spec, s: Choices) -> Breach | None:
 def shared_by_tensor(spec: Spec, s: Choices) -> Breach | None:
     if s.expert == 1:
         return None
-    facts = ((f"experts = {spec.model.experts}", "model.layers"),)
     if s.expert_tensor == 1 and s.tensor > 1 and (s.expert % s.tensor or not s.sequence_parallel):
+        facts = ((f"experts = {spec.model.experts}", "model.layers"),)
         message = f"with expert_tensor = 1 the {s.tensor} tensor ranks share experts, so expert = {s.expert} must be a"
         message += " multiple of tensor, and sequence_parallel true"
         return Breach(message, "expert", (f"expert = {s.tensor}", f"expert_tensor = {s.tensor}"), facts)
@@ -51,7 +51,6 @@ def experts(spec: Spec, s: Choices) -> Breach | None:
     breach = whole_experts(spec, s) or among_ranks(spec, s) or shared_by_tensor(spec, s)
     if breach is not None:
         return breach
-    facts = ((f"experts = {spec.model.experts}", "model.layers"),)
     width, among = (
         (s.shard if s.zero and 1 <= s.shard < s.data else s.data),
         expert_parts(s.expert, s.expert_tensor, s.context, s.tensor)[0],
@@ -59,6 +58,7 @@ def experts(spec: Spec, s: Choices) -> Breach | None:
     if width % among:
         message = f"expert = {s.expert} leaves {among} of its ranks to the data axis, which do not divide {width}"
         near = tuple(f"expert = {s.expert // among * d}" for d in around(divisors(width), among))
+        facts = ((f"experts = {spec.model.experts}", "model.layers"),)
         return Breach(message, "expert", near, facts)
     return None
 

@@ -25,6 +25,18 @@ CLUSTER = {
 MACHINE = read_machine(CLUSTER)
 
 
+@pytest.mark.parametrize("per_node", [1, 2, 6, 8])
+@pytest.mark.parametrize("distance", [1, 2, 3, 5, 7, 8, 12])
+def test_long_strides_are_placed_as_if_every_member_were_counted(distance: int, per_node: int) -> None:
+    """A stride of members is placed by a few of its periods."""
+    for number in range(1, 61):
+        for base in range(per_node):
+            nodes = [(base + distance * member) // per_node for member in range(number)]
+            fewest = min(map(nodes.count, nodes)) if distance % per_node else 1
+            touched = len(set(nodes)) if distance % per_node else number
+            assert place(((distance, number),), frozenset({base}), per_node) == Placement(number, touched, fewest)
+
+
 def groups_by_enumeration(sizes: tuple[int, ...], inside: set[int]) -> list[list[int]]:
     """All groups of a mesh whose members differ in the coordinates `inside`, ranks in mesh order."""
     strides = [prod(sizes[k + 1 :]) for k in range(len(sizes))]

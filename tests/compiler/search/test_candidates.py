@@ -58,6 +58,35 @@ def test_bounds_hold(tmp_path: Path) -> None:
                 assert bound <= estimator.estimate(family.member(number, experts)).seconds * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("offload", ["none", "activations"])
+def test_ways_to_keep_state_are_priced_together_as_one_by_one(tmp_path: Path, offload: str) -> None:
+    """What they share is worked out once: every figure is that of a strategy priced alone."""
+    wishes = f"tensor <= 4; context <= 2; offload = {offload}"
+    spec = write(tmp_path, wishes, model=MOE, batch=16)
+    estimator, alone, number = estimator_of(spec), estimator_of(spec), 0
+    for s in enumerate_space(spec).candidates:
+        options = (*shardings(spec, s), {"zero": 3, "prefetch": 3})
+        for tier in ("none", "full", "adaptive"):
+            together = estimator.estimates(s.but(recompute=tier), options)
+            for option, (found, estimate) in zip(options, together, strict=True):
+                assert found == replace(s, recompute=tier, **option)
+                assert estimate == alone.estimate(found)
+                number += 1
+    assert number > 1000
+
+
+def test_ways_to_share_experts_are_bounded_together_as_one_by_one(tmp_path: Path) -> None:
+    spec = write(tmp_path, model=MOE, batch=16)
+    estimator, several = estimator_of(spec), 0
+    for family in enumerate_space(spec).families:
+        for number in range(len(family.batches)):
+            found = estimator.bounds(family.member(number, family.experts[0]), family.experts, "selective")
+            alone = [estimator.bound(family.member(number, experts), "selective") for experts in family.experts]
+            assert list(found) == alone
+            several += len(set(alone)) > 1
+    assert several
+
+
 def test_what_is_written_counts_hops_and_copies_but_not_alike_layers(tmp_path: Path) -> None:
     """Every hop of a ring is a segment in each layer; of alike layers of a chunk a few are written, unless elements are
     interleaved in pairs."""
