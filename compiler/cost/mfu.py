@@ -19,7 +19,7 @@ from typing import Any
 
 from titan.compiler.cost.shape import latent_products
 from titan.compiler.plan.listing import weighted
-from titan.compiler.plan.program import Plan
+from titan.compiler.plan.program import Block, Plan, Role
 from titan.compiler.plan.sizes import Sizes
 
 SIMPLE_RULE = "6N: 6 x parameters per token"
@@ -159,9 +159,12 @@ def executed_flops(plan: Plan, order: str = "train") -> float:
     total = 0.0
     for role in plan.roles:
         calls = Counter(call.block for call in role.order(order))
+        each = sizes.each(role, _block_flops)
         for block in role.blocks:
-            if calls[block.name]:
-                total += calls[block.name] * sum(
-                    times * sizes.flops(i) for i, times in weighted(block.instructions) if sizes.runs(i)
-                )
+            total += calls[block.name] * each[block.name]
     return total * (plan.mesh.world_size // len(plan.roles))
+
+
+def _block_flops(block: Block, sizes: Sizes, role: Role) -> float:
+    """FLOPs of one call of a block on one rank."""
+    return sum(times * sizes.flops(i) for i, times in weighted(block.instructions) if i.unit and sizes.runs(i))

@@ -113,23 +113,26 @@ class Bounds:
         each with the least bound first, until none of what is left is less than the best of the last."""
         e, best = self.estimator, inf
         large = Bounds(self.spec, Estimator(ideal(e.machine), e.shape, e.global_batch), self.limit)
-        queue = [(large._floor(family.plain), order, -1, FAMILY) for order, family in enumerate(space.families)]
+        paired = any(name in PAIRED for name in allowed(self.spec, "schedule"))
+        queue = [(large._floor(family.plain, paired), order, -1, FAMILY) for order, family in enumerate(space.families)]
         heapify(queue)
-        looked, most = 0, MOST // (4 if self.spec.model.experts else 1)  # which have costs of their own
+        mixed = bool(e.shape.mixtures)
+        looked, most = 0, MOST // (4 if mixed else 1)  # which have costs of their own
         while queue and queue[0][0] < best and looked < most:
             least, order, number, way = heappop(queue)
             family = space.families[order]
             if way >= 0:
                 best = min(best, self.member(family.member(number, family.experts[way])))
             elif way == FAMILY:
+                one = large._passed(family.plain)
                 for number, batch in enumerate(family.batches):
-                    heappush(queue, (max(least, large._passed(family.plain, batch.size)), order, number, BATCH))
+                    heappush(queue, (max(least, one * batch.size * e.shape.layers), order, number, BATCH))
             elif way == BATCH:
                 looked += 1
                 soonest = self._soonest(
                     family.plain, self._cut(family.plain)._replace(micro_batch=family.batches[number].size)
                 )
-                heappush(queue, (soonest, order, number, OPEN if self.spec.model.experts else 0))
+                heappush(queue, (soonest, order, number, OPEN if mixed else 0))
             else:
                 looked += len(family.experts)
                 for way, experts in enumerate(family.experts):
@@ -141,17 +144,17 @@ class Bounds:
         """A layer with all sequences at once: on an ideal machine no smaller micro-batch takes less for each."""
         return self._pieces(self._cut(s)._replace(micro_batch=self.estimator.global_batch), s)[0]
 
-    def _floor(self, s: Strategy) -> float:
-        """Seconds of all layers of a mean stage."""
-        paired = s.pipeline > 1 and any(name in PAIRED for name in allowed(self.spec, "schedule"))
+    def _floor(self, s: Strategy, paired: bool) -> float:
+        """Seconds of all layers of a mean stage; `paired`: where paired orders are allowed."""
         layer = self._all(s)
-        return (layer.work if paired else layer.whole) * self.estimator.shape.layers / s.data / s.pipeline
+        time = layer.work if paired and s.pipeline > 1 else layer.whole
+        return time * self.estimator.shape.layers / s.data / s.pipeline
 
-    def _passed(self, s: Strategy, micro_batch: int) -> float:
-        """Seconds in which a micro-batch comes through all stages and back."""
+    def _passed(self, s: Strategy) -> float:
+        """Seconds in which a sequence comes through a layer of a pipeline and back, whose micro-batches come through
+        all of them one after another."""
         layer = self._all(s)
-        one = (layer.work - layer.weight) / self.estimator.global_batch
-        return one * micro_batch * self.estimator.shape.layers if s.pipeline > 1 else 0.0
+        return (layer.work - layer.weight) / self.estimator.global_batch if s.pipeline > 1 else 0.0
 
     def member(self, s: Strategy) -> float:
         """Seconds that no schedule, recompute or sharding gets below on a mesh with a micro-batch and a way to share
@@ -183,11 +186,11 @@ class Bounds:
         return bool({word, "both"} & {*allowed(self.spec, "offload")})
 
     def _whole(self, s: Strategy) -> Cut:
-        return self.estimator.cut(s)._replace(loss_rows=0)
+        return self.estimator.kept_logits(s)
 
     def _cut(self, s: Strategy) -> Cut:
         """Without a way to share experts, and with logits that are kept: that takes less time."""
-        return self._whole(s)._replace(experts=()) if self.spec.model.experts else self._whole(s)
+        return self.estimator.kept_logits(s, open_experts=bool(self.estimator.shape.mixtures))
 
     def _bodies(self, s: Strategy, cut: Cut) -> list[Body]:
         """The body of a step by each kind of order that there is. `s` gives the mesh, `cut` the micro-batch."""
