@@ -14,10 +14,12 @@ from typing import Any
 from titan.compiler.cost.compute import moved_seconds
 from titan.compiler.cost.estimate_memory import Activations, MemoryForms
 from titan.compiler.cost.gathers import gather_seconds
-from titan.compiler.cost.layer import LayerCost, strided
+from titan.compiler.cost.layer import Cut, LayerCost, strided
+from titan.compiler.cost.machine import Machine
 from titan.compiler.cost.memory import upper_bound
 from titan.compiler.cost.network import transfer_seconds
 from titan.compiler.cost.offload import activation_seconds, state_seconds
+from titan.compiler.cost.shape import Shape
 from titan.compiler.plan.segment import TIERS
 from titan.compiler.schedules.order import Times
 from titan.compiler.schedules.registry import schedule_row
@@ -58,6 +60,10 @@ class _Body:
 
 class Estimator(MemoryForms):
     """Prices candidates of one model on one machine."""
+
+    def __init__(self, machine: Machine, shape: Shape, global_batch: int) -> None:
+        super().__init__(machine, shape, global_batch)
+        self._links: dict[tuple[int, int, int], tuple[float, float]] = {}
 
     def bottleneck(self, pipeline: int, layer: float, head: float) -> int:
         """Layers of the fullest stage in an even split where the head weighs `head / layer` layers of the last one."""
@@ -133,7 +139,7 @@ class Estimator(MemoryForms):
         head, loads = self.head(cut), self._rank_layers(s)
         for expert, width in ways:
             parts = (*expert_parts(expert, width, s.context, s.tensor), width)
-            yield self._bound(s, self.layer(cut._replace(experts=parts)), head, loads, recompute)
+            yield self._bound(s, self.layer(Cut(*cut[:-1], parts)), head, loads, recompute)
 
     def _bound(
         self,
@@ -232,18 +238,26 @@ class Estimator(MemoryForms):
         """Fill and drain, and the steady state: the slowest rank, or a cycle of 1F1B. Over n consecutive stages
         n micro-batches are under way, so n steps take at least the stages' times and their links there and back.
         `times` are those of a mean rank: forward, backward to inputs and to weights."""
-        stride = s.data * s.context * s.tensor
-        slow = min(-(-s.pipeline * stride // self.machine.devices_per_node) - 1, s.pipeline - 1)
-        near, far = transfer_seconds(self.machine, False, size), transfer_seconds(self.machine, True, size)
-        links = 2 * (slow * far + (s.pipeline - 1 - slow) * near)
+        link, links = self._transfers(s.pipeline, s.data * s.context * s.tensor, size)
         if s.schedule not in ("one_f_one_b", "gpipe"):
             chunks = s.chunks
             bubble = schedule_row(s.schedule).bubble(s.pipeline, Times(*times), chunks)
             return micro_batches * slowest + bubble + chunks * links
         mean = times[0] + (times[1] + times[2])
         whole = s.pipeline * mean
-        cycle = max(mean + links / s.pipeline, mean + (far if slow else near)) if micro_batches >= s.pipeline else 0.0
+        cycle = max(mean + links / s.pipeline, mean + link) if micro_batches >= s.pipeline else 0.0
         return whole + links + (micro_batches - 1) * max(slowest, cycle)
+
+    def _transfers(self, ranks: int, stride: int, size: int) -> tuple[float, float]:
+        """Seconds of the slowest transfer of `size` bytes between neighbours of so many pipeline ranks that stand
+        `stride` apart, and of all of them, there and back."""
+        found = self._links.get((ranks, stride, size))
+        if found is None:
+            slow = min(-(-ranks * stride // self.machine.devices_per_node) - 1, ranks - 1)
+            near, far = transfer_seconds(self.machine, False, size), transfer_seconds(self.machine, True, size)
+            found = far if slow else near, 2 * (slow * far + (ranks - 1 - slow) * near)
+            self._links[ranks, stride, size] = found
+        return found
 
     def _sharded_seconds(self, s: Strategy, layer: LayerCost, layers: float, ends: int) -> float:
         """Seconds of gathers and scatters of one micro-batch that its compute does not hide: what is longer than the

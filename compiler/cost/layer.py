@@ -93,7 +93,7 @@ class LayerPrices:
         self.size = DTYPE_BYTES[shape.dtype]
         self.statistic = 8 if shape.dtype == "f64" else 4  # bytes of gradients and optimizer state
         self._layers: dict[Cut, LayerCost] = {}
-        self._plain: dict[tuple[Cut, float], LayerCost] = {}
+        self._plain: dict[tuple[object, ...], list[LayerCost]] = {}  # of each kind of layers, without experts
         self._heads: dict[tuple[int, int, int, int, int], LayerCost] = {}
         self._mixed: dict[Cut, tuple[Both, Both, Both]] = {}
         self._linear: dict[tuple[int, int, int, int], tuple[float, float, float]] = {}
@@ -118,13 +118,13 @@ class LayerPrices:
     def _mean_layer(self, cut: Cut) -> LayerCost:
         """Mean of the kinds of layers. Only attention, shared widths and what surrounds them is recomputed; experts and
         their exchange are not."""
-        n, shared = self.shape.layers, cut._replace(experts=())
+        n, shared = self.shape.layers, (*cut[:-1], ())
+        plains = self._plain.get(shared)
+        if plains is None:
+            plains = self._plain[shared] = [self._layer(Cut(*shared), kind.ffn) for kind in self.shape.mixtures]
         forward = backward = rebuilt = again = near = back = ring = ring_back = weight = 0.0
         kept = entry = selective = full = split = 0
-        for kind in self.shape.mixtures:
-            plain = self._plain.get((shared, kind.ffn))
-            if plain is None:
-                plain = self._plain[shared, kind.ffn] = self._layer(shared, kind.ffn)
+        for kind, plain in zip(self.shape.mixtures, plains, strict=True):
             ahead, behind, stored, moved, more = self._experts(cut, kind) if kind.experts else (0.0, 0.0, 0, 0.0, 0.0)
             share, entry = kind.count / n, plain.entry
             forward += share * (plain.forward + ahead)

@@ -38,7 +38,7 @@ def write_plan(plan: Plan, path: str | Path) -> str:
     head, rest = _split(plan)
     digest = hashlib.sha256(rest).hexdigest()
     line = f"{head} sha256 {digest}\n".encode()
-    data = gzip.compress(line + rest, compresslevel=6, mtime=0)
+    data = gzip.compress(line + rest, compresslevel=5, mtime=0)
     target = Path(path)
     partial = target.with_name(f".{target.name}.{os.getpid()}")
     try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -47,6 +48,11 @@ class Batch(NamedTuple):
 
 
 EXPERT_RULES = rules_reading("expert", "expert_tensor")
+OF_FORMS = tuple(  # of a context form whatever else is chosen
+    rule
+    for rule in rules_reading("context_form")
+    if {*rule.needs} <= {"context_form", "context", "context_heads", "tensor"}
+)
 BEYOND_MESH = rules_reading(  # all but those that a mesh alone breaks or keeps
     "sequence_parallel", "context_form", "context_heads", "context_order", "micro_batch", "schedule", "chunks",
     "stages", "zero", "shard", "reduce", "gather", "prefetch", "offload", "late_check", "recompute", "expert",
@@ -76,12 +82,17 @@ class Family:
     def thriftiest(self) -> tuple[tuple[int, int], ...]:
         """The way to share experts over most ranks, and for each width that needs more of them the same: no other holds
         fewer bytes."""
-        most = {width: expert for expert, width in sorted(self.experts)}
-        found: list[tuple[int, int]] = []
-        for width, expert in sorted(most.items()):
-            if not found or expert * width > found[-1][0] * found[-1][1]:
-                found.append((expert, width))
-        return tuple(found)
+        return _thriftiest(self.experts)
+
+
+@lru_cache(maxsize=1024)
+def _thriftiest(experts: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+    most = {width: expert for expert, width in sorted(experts)}
+    found: list[tuple[int, int]] = []
+    for width, expert in sorted(most.items()):
+        if not found or expert * width > found[-1][0] * found[-1][1]:
+            found.append((expert, width))
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +269,8 @@ def _of_mesh(
         offload=allowed(spec, "offload")[0],
     ).but(**options[0])  # fmt: skip
     for form, heads, order in context_forms(spec, context, tensor):
+        if not is_legal(spec, some.but(context_form=form, context_heads=heads, context_order=order), OF_FORMS):
+            continue
         for parallel in parallels:
             plain = some.but(
                 sequence_parallel=parallel, context_form=form, context_heads=heads, context_order=order
