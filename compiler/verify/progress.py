@@ -3,7 +3,8 @@
 One synchronous execution decides it: there are no wildcard receives and no order that depends on data, so if the run
 in which every exchange waits for its partner completes, every run does (Siegel and Avrunin). Issuing never blocks. A
 wait blocks until the exchange has happened: both ends of a transfer, or all programs of a group, have it at the head of
-their stream or channel, where exchanges happen one after the other. Exchanges inside one role complete among ranks that
+their stream or channel, where exchanges happen one after the other. The two ends of a channel have the same exchanges
+in the same order, so the n-th has happened when both have issued n. Exchanges inside one role complete among ranks that
 do the same at the same time, so they are left out, unless they stand in a stream beside one that crosses programs.
 """
 
@@ -22,6 +23,7 @@ from titan.compiler.verify.rings import in_ring, ring_progress
 from titan.compiler.verify.threads import legs
 
 _MANY = 1 << 32  # more than there are micro-batches, or exchanges on one channel
+STREAM = "stream "  # begins the names of queues that are no channels
 _NEVER = -1  # the exchange of a wait for what was not issued: that is proof (a)'s finding
 
 
@@ -78,7 +80,7 @@ def _action(plan: Plan, role: Role, index: int, instruction: Instruction) -> _Ac
         return _Action(index, base, symbol, channel, channel, ends)
     members = crosses_programs(plan, instruction.group) or (role.pipeline,)
     name = instruction.group if len(members) > 1 else f"{instruction.group} of {role.pipeline}"
-    return _Action(index, base, symbol, "stream " + instruction.stream, name, members)
+    return _Action(index, base, symbol, STREAM + instruction.stream, name, members)
 
 
 def _actions(plan: Plan, likes: Sequence[Like]) -> list[dict[str, list[_Action]]]:
@@ -151,6 +153,8 @@ class _Run:
             for role, listed in zip(roles, actions, strict=True)
         ]
         self.lines: list[deque[int]] = [deque() for _ in self.queues]
+        self.ends = [self._other_end(stage, name) for stage, name in self.queues]
+        self.issued = [0] * len(self.queues)  # exchanges of an end
         self.arrived: dict[int, list[int]] = {}
         self.done: set[int] = {_NEVER}
         self.waiting: defaultdict[int, list[_Program]] = defaultdict(list)
@@ -166,6 +170,11 @@ class _Run:
         queue = self.queues.setdefault((role.pipeline, action.queue), len(self.queues))
         return queue, self.names[action.exchange], token, place
 
+    def _other_end(self, stage: int, name: str) -> int:
+        """The queue at the other end of a channel; of the queue of a stream, and where there is nobody, -1."""
+        ends = [int(end) for end in name.split(" ")[0].split("->")] if not name.startswith(STREAM) else []
+        return next((self.queues.get((end, name), -1) for end in ends if end != stage), -1)
+
     def go_on(self, order: str) -> list[_Program]:
         """Runs an order to its end, from where those that it begins with have ended; the programs that are blocked."""
         for program in self.programs:
@@ -177,20 +186,32 @@ class _Run:
 
     def advance(self, program: _Program) -> None:
         """Runs a program until it blocks or ends."""
-        steps, queues, lines, done = program.steps, program.queues, self.lines, self.done
+        steps, queues, done, ends, issued = program.steps, program.queues, self.done, self.ends, self.issued
         program.blocked = None
         for step in range(program.step, len(steps)):
             exchange, queue = steps[step], queues[step]
             if queue >= 0:
-                line = lines[queue]
-                line.append(exchange)
-                if len(line) == 1:
-                    self.arrive(queue)
+                issued[queue] = number = issued[queue] + 1
+                if ends[queue] < 0:
+                    self.queue(queue, exchange)
+                elif number <= issued[ends[queue]]:
+                    self.happen(exchange)
             elif exchange not in done:
                 program.step, program.blocked = step, exchange
                 self.waiting[exchange].append(program)
                 return
         program.step = len(steps)
+
+    def happen(self, exchange: int) -> None:
+        self.done.add(exchange)
+        if exchange in self.waiting:
+            self.ready += self.waiting.pop(exchange)
+
+    def queue(self, queue: int, exchange: int) -> None:
+        line = self.lines[queue]
+        line.append(exchange)
+        if len(line) == 1:
+            self.arrive(queue)
 
     def arrive(self, queue: int) -> None:
         """The head of a queue has reached its exchange; when all members have, it happens and the queues move on."""
@@ -204,9 +225,7 @@ class _Run:
             there.append(head)
             if len(there) >= self.members[exchange // _MANY]:
                 del arrived[exchange]
-                self.done.add(exchange)
-                if exchange in self.waiting:
-                    self.ready += self.waiting.pop(exchange)
+                self.happen(exchange)
                 for other in there:
                     lines[other].popleft()
                     if lines[other]:
@@ -219,12 +238,18 @@ def _holds_up(run: _Run, program: _Program) -> int:
     assert exchange is not None
     stages = [stage for stage, _ in run.queues]
     there = {stages[queue] for queue in run.arrived.get(exchange, [])}
+    there |= {stages[queue] for queue in _ends(run, exchange) if run.issued[queue] > exchange % _MANY}
     for stage, line in zip(stages, run.lines, strict=True):
         if stage not in there and exchange in line:
             return stage  # issued there, but behind something else
     ends = _named(run, exchange).split(" ")[0].split("->")
     members = [int(e) for e in ends] if len(ends) == 2 else [p.role.pipeline for p in run.programs]
     return next((s for s in members if s not in there and s != program.role.pipeline), program.role.pipeline)
+
+
+def _ends(run: _Run, exchange: int) -> list[int]:
+    """Queues at the ends of a channel."""
+    return [queue for (_, name), queue in run.queues.items() if name == _named(run, exchange)]
 
 
 def _named(run: _Run, exchange: int) -> str:
