@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
+    from multiprocessing.context import ForkProcess
 
 T = TypeVar("T")
 MOST = 256  # jobs: each is a byte in a pipe
@@ -24,20 +25,28 @@ def second_core() -> bool:
 
 
 class SharedWork(Generic[T]):
-    """Jobs by name, done by this process and by a forked one, which has all that they read. The fork begins with the
-    first job, whose result says whether there are others; then whoever is free takes the next, so that nobody waits
-    while there is work. What a killed helper leaves undone is done here."""
+    """Jobs by name, done by this process and, where that `pays`, by a forked one, which has all that they read. Whoever
+    is free takes the next one, so that nobody waits while there is work. The fork begins at once; where `go_on` says
+    whether there are others by the result of the first, with that one. What a helper leaves undone, because it was
+    killed or the job failed, is done here. A context; leaving it ends what is under way."""
 
-    def __init__(self, jobs: Mapping[str, Callable[[], T]], go_on: Callable[[T], bool]) -> None:
-        import multiprocessing
-
-        if len(jobs) > MOST:
-            raise ValueError(f"{len(jobs)} jobs, but at most {MOST}")
+    def __init__(
+        self, jobs: Mapping[str, Callable[[], T]], go_on: Callable[[T], bool] | None = None, pays: bool = True
+    ) -> None:
         self._jobs, self._names, self._go_on = jobs, tuple(jobs), go_on
         self._found: dict[str, T] = {}
-        self._queue, tokens = os.pipe()
+        self._helper: ForkProcess | None = None
+        if pays and len(jobs) <= MOST and second_core():
+            self._fork()
+
+    def _fork(self) -> None:
+        import multiprocessing
+
         context = multiprocessing.get_context("fork")
+        self._queue, tokens = os.pipe()
         self._results, there = context.Pipe(duplex=False)
+        if self._go_on is None:
+            os.write(tokens, bytes(range(len(self._names))))
         self._helper = context.Process(target=self._help, args=(tokens, there), daemon=True)
         self._helper.start()
         os.close(tokens)
@@ -45,13 +54,15 @@ class SharedWork(Generic[T]):
 
     def _help(self, tokens: int, results: Connection) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to answer: it ends this process too
-        first = self._names[0]
-        self._found[first] = self._jobs[first]()
-        if self._go_on(self._found[first]):
-            os.write(tokens, bytes(range(1, len(self._names))))
-        os.close(tokens)
-        self._take()
-        results.send(self._found)
+        with suppress(Exception):  # it is raised where the job is done again
+            if self._go_on is not None:
+                first = self._names[0]
+                self._found[first] = self._jobs[first]()
+                if self._go_on(self._found[first]):
+                    os.write(tokens, bytes(range(1, len(self._names))))
+            os.close(tokens)
+            self._take()
+            results.send(self._found)
 
     def _take(self) -> None:
         """Does jobs until none is left."""
@@ -61,30 +72,29 @@ class SharedWork(Generic[T]):
 
     def finish(self) -> dict[str, T]:
         """Results of all jobs in their order, or of the first alone where nothing follows from it."""
-        self._take()
-        with suppress(EOFError):  # it was killed
-            self._found |= self._results.recv()
-        self._close()
-        return in_order(self._jobs, self._go_on, self._found)
+        if self._helper is not None:
+            self._take()
+            with suppress(EOFError):  # nothing was sent
+                self._found |= self._results.recv()
+            self.stop()
+        found: dict[str, T] = {}
+        for name, job in self._jobs.items():
+            found[name] = self._found[name] if name in self._found else job()
+            if len(found) == 1 and self._go_on is not None and not self._go_on(found[name]):
+                break
+        return found
 
     def stop(self) -> None:
-        """Leaves the jobs undone."""
-        self._helper.terminate()
-        self._close()
+        """Leaves undone what is not done."""
+        if self._helper is not None:
+            self._helper.terminate()
+            self._helper.join()
+            self._results.close()
+            os.close(self._queue)
+            self._helper = None
 
-    def _close(self) -> None:
-        self._helper.join()
-        self._results.close()
-        os.close(self._queue)
+    def __enter__(self) -> SharedWork[T]:
+        return self
 
-
-def in_order(
-    jobs: Mapping[str, Callable[[], T]], go_on: Callable[[T], bool], done: Mapping[str, T] | None = None
-) -> dict[str, T]:
-    """The jobs that are not done, by this process alone; results of all, or of the first where nothing follows."""
-    found: dict[str, T] = {}
-    for name, job in jobs.items():
-        found[name] = done[name] if done and name in done else job()
-        if len(found) == 1 and not go_on(found[name]):
-            break
-    return found
+    def __exit__(self, *_: object) -> None:
+        self.stop()

@@ -9,6 +9,7 @@ its closed form.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from titan.compiler.cost.estimate import Estimator
@@ -19,6 +20,7 @@ from titan.compiler.schedules.solved import solve
 from titan.compiler.schedules.timetable import Durations, period, timetable
 from titan.compiler.search.candidates import Candidate, saved, with_stages
 from titan.compiler.search.space import schedules
+from titan.compiler.shared_work import SharedWork
 from titan.compiler.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -30,28 +32,34 @@ ELEMENTS = 6500  # of an order that is timed; of a longer one two shorter ones a
 LONG = 3  # longer orders that are timed for one of the first meshes: the best by closed form that fit
 LONG_MESHES = 2
 ABOUT = 1.08  # by which the closed form of a split backward's memory may be too high: plans are measured afterwards
+PAYS = 2_000  # forwards of all orders from which on a second process pays
 SOLVED = 1_600  # elements of an order that is searched for
 STALL = 0.02  # share of a step that not waiting for the norm must save: a norm that clips by surprise costs two steps
 
 
 def with_schedules(spec: Spec, estimator: Estimator, ranked: list[Candidate], limit: int) -> list[Candidate]:
     """`ranked` with the other schedules of its first candidates, in order of their times."""
-    tried: list[Candidate] = []
-    best = SHARED if estimator.machine.cores else BEST
-    for number, candidate in enumerate(ranked[:best]):
-        short, long = _by_length(spec, estimator, candidate, number)
-        for name, chunks in short:
-            tried += timed(spec, estimator, candidate, name, chunks, limit)
-        left = LONG if number < LONG_MESHES else 0
-        for name, chunks in long if left else ():
-            found = timed(spec, estimator, candidate, name, chunks, limit)
-            tried, left = tried + found, left - bool(found)
-            if not left:
-                break
+    first = ranked[: SHARED if estimator.machine.cores else BEST]
+    jobs = {str(n): partial(_with_others, spec, estimator, c, n, limit) for n, c in enumerate(first)}
+    pays = sum(c.strategy.pipeline * c.strategy.micro_batches for c in first) > PAYS
+    tried = [c for found in SharedWork(jobs, pays=pays).finish().values() for c in found]
     if not tried:
         return ranked
-    others = [c for c in ranked[:best] if c.strategy.pipeline == 1]
-    return sorted([*tried, *others], key=lambda c: c.key) + ranked[best:]
+    others = [c for c in first if c.strategy.pipeline == 1]
+    return sorted([*tried, *others], key=lambda c: c.key) + ranked[len(first) :]
+
+
+def _with_others(spec: Spec, estimator: Estimator, candidate: Candidate, number: int, limit: int) -> list[Candidate]:
+    """The schedules of one candidate, the `number`-th."""
+    short, long = _by_length(spec, estimator, candidate, number)
+    tried = [c for name, chunks in short for c in timed(spec, estimator, candidate, name, chunks, limit)]
+    left = LONG if number < LONG_MESHES else 0
+    for name, chunks in long if left else ():
+        found = timed(spec, estimator, candidate, name, chunks, limit)
+        tried, left = tried + found, left - bool(found)
+        if not left:
+            break
+    return tried
 
 
 def _by_length(

@@ -11,7 +11,7 @@ from titan.compiler.garbage import rare_collections
 from titan.compiler.plan.program import Plan
 from titan.compiler.plan.segment import TIERS
 from titan.compiler.plan.tiers import at_start, at_tiers
-from titan.compiler.shared_work import SharedWork, in_order, second_core
+from titan.compiler.shared_work import SharedWork
 from titan.compiler.verify.data import data
 from titan.compiler.verify.declarations import declarations
 from titan.compiler.verify.fewer import fewer
@@ -50,22 +50,19 @@ class Proving:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self._less = fewer(plan)
-        jobs = _jobs(plan, self._less or plan)
-        self._work = SharedWork(jobs, _sound) if _large(plan) and second_core() else None
-        self._jobs = jobs
+        self._work = SharedWork(_jobs(plan, self._less or plan), _sound, pays=_large(plan))
 
     @rare_collections()
     def proofs(self) -> dict[str, Proof]:
         """Every proof by name."""
-        found = _in_their_order(self._work.finish() if self._work else in_order(self._jobs, _sound))
+        found = _in_their_order(self._work.finish())
         if self._less is None or all(proof.ok for proof in found.values()):
             return found
-        return _in_their_order(in_order(_jobs(self.plan, self.plan), _sound))
+        return _in_their_order(SharedWork(_jobs(self.plan, self.plan), _sound, pays=_large(self.plan)).finish())
 
     def stop(self) -> None:
         """Leaves the proofs undone."""
-        if self._work:
-            self._work.stop()
+        self._work.stop()
 
 
 def verify(plan: Plan) -> dict[str, Proof]:

@@ -34,9 +34,16 @@ def noted(folder: Path, name: str) -> Callable[[], str]:
     return job
 
 
-def test_every_job_is_done_once(tmp_path: Path) -> None:
+@pytest.fixture(autouse=True)
+def cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("titan.compiler.shared_work.second_core", lambda: True)
+
+
+@pytest.mark.parametrize("pays", [True, False])
+@pytest.mark.parametrize("go_on", [None, always])
+def test_every_job_is_done_once(go_on: Callable[[object], bool] | None, pays: bool, tmp_path: Path) -> None:
     names = [f"job{k}" for k in range(40)]
-    found = SharedWork({name: noted(tmp_path, name) for name in names}, always).finish()
+    found = SharedWork({name: noted(tmp_path, name) for name in names}, go_on, pays).finish()
     assert found == {name: f"{name}!" for name in names} and list(found) == names
     assert {name: (tmp_path / name).read_text() for name in names} == dict.fromkeys(names, "x")
 
@@ -59,17 +66,29 @@ def test_what_a_killed_helper_had_is_done_here(tmp_path: Path) -> None:
     assert found == {"first": "done here", "second": "second!"}
 
 
-def test_work_that_is_stopped_leaves_no_process() -> None:
-    work = SharedWork({"first": lambda: signal.pause()}, always)
-    helper = work._helper
-    work.stop()
+@pytest.mark.parametrize("go_on", [None, always])
+def test_a_job_that_fails_is_told_here_and_only_here(
+    go_on: Callable[[object], bool] | None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fails() -> str:
+        raise ValueError("no")
+
+    work = SharedWork({"first": fails, "second": str}, go_on)
+    with pytest.raises(ValueError, match="no"), work:
+        work.finish()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_work_that_is_left_leaves_no_process() -> None:
+    with SharedWork({"first": lambda: signal.pause()}) as work:
+        helper = work._helper
+        assert helper is not None and helper.is_alive()
     assert helper.exitcode == -signal.SIGTERM
 
 
 @pytest.fixture
 def two_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("titan.compiler.verify.proofs.LARGE", 0)
-    monkeypatch.setattr("titan.compiler.verify.proofs.second_core", lambda: True)
 
 
 def found(plan: Plan) -> dict[str, tuple[bool, tuple[Finding, ...]]]:
