@@ -32,6 +32,7 @@ COMPARED = (
     "context_order",
     "micro_batch",
 )
+LARGE = 12_000  # block calls above which a plan must be faster by a margin
 KEPT = 4  # fitting candidates of which no other may be faster
 FILLED = ("one_f_one_b", "gpipe")  # schedules that fill and drain their stages with whole micro-batches
 NEAR = 1.1  # times the limit, by estimate: such plans are compiled too when no better one is left

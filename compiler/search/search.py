@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from titan.compiler.cost.estimate import Estimator
@@ -17,17 +18,17 @@ from titan.compiler.cost.shape import read_shape
 from titan.compiler.cost.simulate import simulate
 from titan.compiler.cost.timeline import Timeline
 from titan.compiler.search.bound import least_step
-from titan.compiler.search.candidates import NEAR, Candidate, affordable, price, with_stages
-from titan.compiler.search.distance import Finalist, distances, fetches
+from titan.compiler.search.candidates import LARGE, NEAR, Candidate, affordable, price, with_stages
+from titan.compiler.search.distance import Finalist
+from titan.compiler.search.improve import explained, free_tiers, further_ahead, layer_by_layer, on_host
 from titan.compiler.search.logits import with_kept_logits
 from titan.compiler.search.measured import Measured, measured
-from titan.compiler.search.offload import WITH_ACTIVATIONS, least_layers
-from titan.compiler.search.offload import sentence as host_sentence
 from titan.compiler.search.orders import finished, with_schedules
 from titan.compiler.search.reasons import as_simulated, reasons
 from titan.compiler.search.refuse import nothing_fits, nothing_legal
 from titan.compiler.search.space import Space, allowed, enumerate_space
-from titan.compiler.search.tiers import Counts, recomputing, sentence, with_tiers
+from titan.compiler.search.tiers import with_tiers
+from titan.compiler.shared_work import SharedWork
 from titan.compiler.spec.wishes import Wish
 from titan.compiler.strategy import Strategy
 from titan.grammar.diagnostics import TitanError
@@ -36,18 +37,17 @@ if TYPE_CHECKING:
     from titan.compiler.plan.program import Plan
     from titan.compiler.spec.schema import Spec
 
+MANY = 1_000_000  # legal strategies from which on a second process pays for their bound
 FINALISTS = 4  # plans that are compiled and simulated
 SMALL = 1_000  # block calls up to which there may be more of them
 WORK = 4_000  # block calls that they may have together, beyond the first two; a larger plan stands alone
 WRITTEN = 50_000  # instructions up to which compiling a plan to see whether it is faster costs little
-LARGE = 12_000  # block calls above which a plan must be faster by MARGIN
 SECOND = 4_000  # strategies up to which pricing the other kind too costs little
 MENDED = 4  # plans that hold more than the closed forms say, and get a tier of recompute for each layer instead
 MARGIN = 0.03  # about the error of the closed forms
 REFINING = 12_000  # block calls of the changes of the best plan that are compiled
 UNSURE = 1.25  # times the limit, by estimate: whether such a plan fits is for its own ledger to say
 FEWEST = 10  # changes of the best plan that are worth trying when as many can be compiled
-WORTH = 0.02  # share of a step that recompute must take for the host to be tried in its place
 MENDABLE = 1.15  # of the limit: a plan that holds more than estimated by more than that is left to the next
 TRIES = 24  # compiled plans that turn out not to fit before the search gives up
 
@@ -151,13 +151,21 @@ def _with_host(spec: Spec, risk: bool) -> SearchResult | None:
 
 
 def _search(spec: Spec, risk: bool, likely: Callable[[Plan], None] = ignored) -> SearchResult:
-    from titan.compiler.lower import with_settings
-
     started = time.perf_counter()
     estimator, limit = estimator_of(spec), memory_limit(spec)
     space = enumerate_space(spec)
     if not space.families:
         raise nothing_legal(spec, space)
+    with SharedWork({"bound": partial(least_step, spec, estimator, space, limit)}, pays=space.size > MANY) as aside:
+        found = _best(spec, estimator, space, risk, likely)
+        return replace(found, bound=aside.finish()["bound"], seconds=time.perf_counter() - started)
+
+
+def _best(spec: Spec, estimator: Estimator, space: Space, risk: bool, likely: Callable[[Plan], None]) -> SearchResult:
+    """What the search finds, without its bound and its time."""
+    from titan.compiler.lower import with_settings
+
+    limit = memory_limit(spec)
     ways = ((safe_limit(estimator.machine, limit), ("fits",)), (limit, ("fits", "at risk")))
     for closed, verdicts in ways if risk else ways[:1]:
         priced = price(spec, estimator, space, closed)
@@ -177,9 +185,9 @@ def _search(spec: Spec, risk: bool, likely: Callable[[Plan], None] = ignored) ->
         raise nothing_fits(spec, with_stages(closest, estimator, limit), space.size)
     best = min(finalists, key=lambda f: f.timeline.step)  # of equal ones the first: `ranked` is in a fixed order
     best = _refined(spec, estimator, space, best, (*ranked, *fitting, *others), closed, verdicts)
-    best = _layer_by_layer(spec, best, estimator.machine, limit)
-    best = _on_host(spec, best, estimator.machine, limit)
-    best = _ahead(spec, best, estimator, limit)
+    best = layer_by_layer(spec, best, estimator.machine, limit)
+    best = on_host(spec, best, estimator.machine, limit)
+    best = further_ahead(spec, best, estimator, limit)
     likely(best.plan)
     simulated = [(f.strategy, f.timeline.seconds) for f in finalists]
     strategy = replace(best.strategy, reasons=as_simulated(best.strategy, best.timeline.seconds, simulated))
@@ -193,8 +201,8 @@ def _search(spec: Spec, risk: bool, likely: Callable[[Plan], None] = ignored) ->
         priced.number,
         len(fitting),
         len(finalists),
-        least_step(spec, estimator, space, limit),
-        time.perf_counter() - started,
+        0.0,
+        0.0,
         _notes(space, len(fitting), len(finalists), lost),
     )
 
@@ -250,17 +258,17 @@ def _compile(
         chosen, tried = replace(chosen, strategy=replace(chosen.strategy, reasons=why)), None
         if chosen.strategy.recompute == "adaptive":
             tiered = with_tiers(spec, chosen.strategy, estimator.machine, limit)
-            why = _explained(tiered.strategy, tiered.counts)
+            why = explained(tiered.strategy, tiered.counts)
             chosen = replace(chosen, strategy=replace(tiered.strategy, reasons=why))
             plan, ledger = with_settings(spec, tiered.plan, chosen.strategy), tiered.ledger
         else:
             own = measured(spec, chosen.strategy, estimator.machine, limit)
             plan, ledger = own.plan, own.ledger
         mend = (mended < MENDED or candidate.work <= SMALL) and ledger.upper <= MENDABLE * limit
-        if ledger.verdict not in verdicts and mend and _free_tiers(spec, chosen.strategy):
+        if ledger.verdict not in verdicts and mend and free_tiers(spec, chosen.strategy):
             tiered = with_tiers(spec, chosen.strategy, estimator.machine, limit, Measured(plan, ledger))
             plan, ledger, tried, mended = tiered.plan, tiered.ledger, tiered.tried, mended + 1
-            why = _explained(tiered.strategy, tiered.counts)
+            why = explained(tiered.strategy, tiered.counts)
             chosen = replace(chosen, strategy=tiered.strategy)
         if ledger.verdict in verdicts:
             if enough == 1 and not found:
@@ -307,68 +315,6 @@ def _refined(
     chosen = Candidate(found.strategy, estimator.estimate(found.strategy))
     why = reasons(spec, estimator, chosen, everything, closed)
     return replace(found, strategy=replace(found.strategy, reasons=why))
-
-
-def _layer_by_layer(spec: Spec, best: Finalist, machine: Machine, limit: int) -> Finalist:
-    """The same plan with a recompute tier for each layer, where one for all layers recomputes more than it must."""
-    if best.strategy.recompute == "none" or not _free_tiers(spec, best.strategy):
-        return best
-    tiered = with_tiers(spec, best.strategy, machine, limit, Measured(best.plan, best.ledger))
-    timeline = simulate(tiered.plan, machine)
-    if timeline.step >= best.timeline.step or tiered.ledger.verdict != "fits":
-        return best
-    strategy = replace(tiered.strategy, reasons=_explained(tiered.strategy, tiered.counts))
-    return Finalist(strategy, tiered.plan, timeline, tiered.ledger, tiered.tried)
-
-
-def _on_host(spec: Spec, best: Finalist, machine: Machine, limit: int) -> Finalist:
-    """The same plan with activations on the host in place of recompute, or of some of it, where that is faster."""
-    word = WITH_ACTIVATIONS.get(best.strategy.offload, "none")
-    free = _free_tiers(spec, replace(best.strategy, recompute="none")) and word in allowed(spec, "offload")
-    if best.strategy.recompute in ("none", "adaptive") or not free:
-        return best
-    if recomputing(best.plan, machine) < WORTH * best.timeline.seconds:
-        return best
-    plain = replace(best.strategy, recompute="none", tiers=(), offloaded=())
-    tiered = with_tiers(spec, plain, machine, limit, host=word, tried=best.tried)
-    if not tiered.strategy.layers_on_host:  # to rebuild is cheaper, layer by layer
-        return best
-    only = least_layers(spec, best.strategy, machine, limit)
-    if only is not None:
-        why = {"offload": host_sentence(only[0]), "recompute": "the host holds what would not fit"}
-        told = tuple((k, o, why.get(k, text)) for k, o, text in only[0].reasons)
-        timeline = simulate(only[1].plan, machine)
-        if timeline.step < best.timeline.step and only[1].ledger.verdict == "fits":
-            return Finalist(replace(only[0], reasons=told), only[1].plan, timeline, only[1].ledger)
-    timeline = simulate(tiered.plan, machine)
-    if tiered.ledger.verdict != "fits" or timeline.step >= best.timeline.step:
-        return best
-    strategy = replace(tiered.strategy, reasons=_explained(tiered.strategy, tiered.counts))
-    return Finalist(strategy, tiered.plan, timeline, tiered.ledger)
-
-
-def _ahead(spec: Spec, best: Finalist, estimator: Estimator, limit: int) -> Finalist:
-    """The same plan with parameters gathered, or activations fetched, from as far ahead as is worth its memory."""
-    work = Candidate(best.strategy, estimator.estimate(best.strategy)).work
-    if not fetches(best.strategy) or spec.parallel.prefetch.fixed or work > LARGE:
-        return best
-    found, why = distances(spec, best, estimator.machine, limit)
-    reasons = tuple((k, "search", why) if k == "prefetch" else (k, o, text) for k, o, text in found.strategy.reasons)
-    return replace(found, strategy=replace(found.strategy, reasons=reasons))
-
-
-def _free_tiers(spec: Spec, strategy: Strategy) -> bool:
-    """Whether each layer may have a tier of its own."""
-    return len(allowed(spec, "recompute")) > 1 and strategy.recompute not in ("adaptive", "mixed")
-
-
-def _explained(strategy: Strategy, counts: tuple[Counts, ...]) -> tuple[tuple[str, str, str], ...]:
-    """The reason of the choice; of an adaptive plan what it begins with."""
-    words = sentence(counts)
-    return tuple(
-        (k, o, (f"{why}; begins with {words}" if o == "user" else words) if k == "recompute" else why)
-        for k, o, why in strategy.reasons
-    )
 
 
 def _runner_up(finalist: Finalist) -> RunnerUp:
