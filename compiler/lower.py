@@ -98,7 +98,7 @@ def _written(spec: Spec, graph: ModelGraph, strategy: Strategy) -> _Written:
 
 def with_settings(spec: Spec, plan: Plan, strategy: Strategy) -> Plan:
     """A plan as another memory limit or other reasons for the same choices would have made it."""
-    return replace(plan, settings=_settings(spec, strategy))
+    return plan.with_settings(_settings(spec, strategy))
 
 
 def _chunks(graph: ModelGraph, stages: tuple[int, ...], order: Order) -> tuple[Chunk, ...]:

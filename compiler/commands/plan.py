@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 from titan.compiler.commands.output import print_json, say, show
+from titan.compiler.garbage import rare_collections
 from titan.grammar.diagnostics import Diagnostic, TitanError
 
 
@@ -14,6 +15,7 @@ from titan.grammar.diagnostics import Diagnostic, TitanError
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the plan to this file.")
 @click.option("--pareto", is_flag=True, help="Print the plans that trade devices, step time and memory instead.")
 @click.option("--json", "as_json", is_flag=True, help="Print the prediction as one object to stdout.")
+@rare_collections()
 def plan(spec: str, output: Path | None, pareto: bool, as_json: bool) -> int:
     """Search for the best plan of SPEC, compile, prove and price it, and print its summary."""
     from titan.compiler.pipeline import compile_and_prove

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from math import prod
 
 from titan.compiler.cost.compute import Seconds, call_seconds, moved_seconds, optimizer_seconds
 from titan.compiler.cost.machine import Machine, read_machine
 from titan.compiler.cost.network import Placement, Stride, bases, collective_seconds, place, transfer_seconds
+from titan.compiler.plan.alike import Like
 from titan.compiler.plan.instruction import Instruction, type_name
+from titan.compiler.plan.listing import distinct
 from titan.compiler.plan.operators import DTYPE_BYTES, statistics_dtype
 from titan.compiler.plan.program import Bucket, Plan, Role
 from titan.compiler.plan.segment import Call, Segment, parse_unit
@@ -27,6 +30,7 @@ class Prices:
         self._segments: dict[str, Seconds] = {}
         self._memo: dict[tuple[object, ...], int] = {}
         self._placements: dict[tuple[str, int], Placement] = {}
+        self._groups: dict[int, tuple[str, ...]] = {}  # of a role, inside it
         self._distance = _distances(plan)
         self._sizes = Sizes(plan)
 
@@ -159,6 +163,15 @@ class Prices:
     def _grad_bytes(self, bucket: Bucket, own: bool = False) -> int:
         elements = self._own_elements(bucket) if own else bucket.elements
         return elements * DTYPE_BYTES[statistics_dtype(bucket.dtype)]
+
+    def lie_alike(self, like: Like, crosses: Callable[[str], bool]) -> bool:
+        """Whether groups that a role names, and that do not cross to other roles, lie as those of the role like it."""
+        one, other = like.role, like.first
+        if other.pipeline not in self._groups:
+            issued = (i for block in other.blocks for i in distinct(block.instructions) if i.row.asynchronous)
+            self._groups[other.pipeline] = tuple({i.group: None for i in issued if i.group and not crosses(i.group)})
+        groups = self._groups[other.pipeline]
+        return all(self.placement(one, group) == self.placement(other, group) for group in groups)
 
     def placement(self, role: Role, group: str) -> Placement:
         """Where the groups of this name that hold ranks of `role` lie."""

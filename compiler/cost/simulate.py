@@ -22,7 +22,7 @@ from titan.compiler.cost.meetings import Network
 from titan.compiler.cost.prices import Prices
 from titan.compiler.cost.rounds import Rounds, rounds
 from titan.compiler.cost.steady import Counts, Standing, move, standing
-from titan.compiler.cost.strands import Cutter
+from titan.compiler.cost.strands import BlockPieces, Cutter
 from titan.compiler.cost.timeline import Timeline, added, stretched
 from titan.compiler.cost.walker import Memo, Walker
 from titan.compiler.plan.program import BEGUN, BlockCall, Plan, Role
@@ -97,11 +97,20 @@ class _Walk:
 
     def __init__(self, plan: Plan, prices: Prices) -> None:
         self.prices, self.network = prices, Network(plan, prices.machine)
-        cutter = Cutter(prices.price, self.network.crosses)
         outcomes: Memo = {}
-        self.walkers = [Walker(role.pipeline, cutter.cut(role), self.network, outcomes) for role in plan.roles]
+        self.walkers = [Walker(at, pieces, self.network, outcomes) for at, pieces in self._pieces(plan).items()]
         self.going: dict[Walker, Iterator[None]] = {}
         self.stuck: set[Walker] = set()
+
+    def _pieces(self, plan: Plan) -> dict[int, dict[str, BlockPieces]]:
+        """The blocks of every role in pieces; of roles that are alike and lie alike those of the first."""
+        cutter = Cutter(self.prices.price, self.network.crosses)
+        found: dict[int, dict[str, BlockPieces]] = {}
+        for like in plan.alike:
+            own, first = like.role.pipeline, like.first.pipeline
+            shared = own != first and self.prices.lie_alike(like, self.network.crosses)
+            found[own] = cutter.like(like, found[first]) if shared else cutter.cut(like.role)
+        return found
 
     def go_on(self, calls: Calls, repeated: Rounds | None = None) -> Timeline:
         """Every role does its calls; the timeline of all that has been done."""

@@ -7,9 +7,10 @@ result is kept under them: in a repeating schedule nearly every call finds it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from titan.compiler.plan.alike import Like
 from titan.compiler.plan.instruction import FROM_HOST, TO_HOST, Instruction, base_name
 from titan.compiler.plan.listing import Renaming, Stretch, copies, distinct, stretches, went_on
 from titan.compiler.plan.program import Block, Role
@@ -52,10 +53,17 @@ class Event:
 
     kind: str
     name: Name
+    instruction: Instruction
     cost: int = 0
-    group: str = ""
-    stream: str = ""
     peer: int = 0
+
+    @property
+    def group(self) -> str:
+        return self.instruction.group
+
+    @property
+    def stream(self) -> str:
+        return self.instruction.stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +138,26 @@ class Cutter:
         }
         return {block.name: self._cut(role, block, external) for block in role.blocks}
 
+    def like(self, like: Like, pieces: Mapping[str, BlockPieces]) -> dict[str, BlockPieces]:
+        """The pieces of a role by those of the role that is like it, where the groups of both lie alike: only what goes
+        between roles has a price of its own."""
+        return {name: self._moved(like, pieces[block.name]) for name, block in like.blocks.items()}
+
+    def _moved(self, like: Like, block: BlockPieces) -> BlockPieces:
+        return BlockPieces(tuple(self._piece(like, piece) for piece in block.pieces), block.units)
+
+    def _piece(self, like: Like, piece: Strand | Event) -> Strand | Event:
+        if isinstance(piece, Event):
+            instruction = like.renaming.instruction(piece.instruction)
+            cost = piece.cost if piece.kind == "wait" else self.price(like.role, instruction)
+            return Event(piece.kind, _renamed(like.renaming, piece.name), instruction, cost, piece.peer)
+        if not piece.imports and not piece.exports:
+            return piece
+        imports = tuple(_renamed(like.renaming, name) for name in piece.imports)
+        exports = tuple((slot, _renamed(like.renaming, name)) for slot, name in piece.exports)
+        strand = Strand(piece.steps, piece.streams, imports, exports)
+        return self.interned.setdefault(strand, strand)
+
     def _external(self, i: Instruction) -> bool:
         """Transfers along the pipeline, and collectives that other roles take part in."""
         return bool(i.stream) and i.row.asynchronous and self.crosses(i.group)
@@ -185,13 +213,13 @@ class Cutter:
     def _event(self, role: Role, block: Block, i: Instruction, external: set[str]) -> Event | None:
         if i.opcode == "wait":
             register = i.reads[0]
-            return Event("wait", _name(block, register)) if base_name(register) in external else None
+            return Event("wait", _name(block, register), i) if base_name(register) in external else None
         if not self._external(i):
             return None
         name, cost = _name(block, i.writes[0]), self.price(role, i)
         if i.row.kind == "transfer":
-            return Event(i.opcode, name, cost, i.group, i.stream, int(i.attribute("peer", 1)))
-        return Event("meet", name, cost, i.group, i.stream)
+            return Event(i.opcode, name, i, cost, int(i.attribute("peer", 1)))
+        return Event("meet", name, i, cost)
 
 
 def _later(steps: list[Step], issued: int) -> list[Step]:

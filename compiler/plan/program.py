@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import attrgetter
 from typing import Any
@@ -204,6 +204,14 @@ class Plan:
     @cached_property
     def setting_table(self) -> dict[str, Any]:
         return {key: json.loads(text) for key, text in self.settings}
+
+    def with_settings(self, settings: tuple[tuple[str, str], ...]) -> Plan:
+        """The same plan with other settings; what was worked out of the rest stays known."""
+        found = replace(self, settings=settings)
+        known = {name: value for name, value in vars(self).items() if name not in vars(found)}
+        vars(found).update(known, settings=settings)
+        vars(found).pop("setting_table", None)
+        return found
 
     def setting(self, key: str, default: Any = None) -> Any:
         return self.setting_table.get(key, default)

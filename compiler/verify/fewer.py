@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from titan.compiler.plan.instruction import Instruction
-from titan.compiler.plan.listing import Listing, Renaming, Stretch, centre, layers_of, names_of, stretches
+from titan.compiler.plan.listing import Listing, Renaming, Stretch, centre, layers_of, names_of, stretches, text
 from titan.compiler.plan.program import Block, BlockCall, Bucket, Buffer, Parameter, Plan, Role
 from titan.compiler.plan.segment import parse_unit
 from titan.compiler.verify.findings import crosses_programs
@@ -73,7 +73,8 @@ def _runs(plan: Plan) -> tuple[_Run, ...]:
 
 def _repeated(plan: Plan) -> Iterator[Stretch]:
     for block in (block for role in plan.roles for block in role.blocks):
-        yield from (stretch for stretch in stretches(block.instructions) if stretch.times > 1)
+        listed = text(block.instructions)  # what is a renaming of a list repeats nothing: that was written out
+        yield from (stretch for stretch in stretches(listed) if stretch.times > 1)
 
 
 def _layer(stretch: Stretch) -> int:
