@@ -8,6 +8,7 @@ its closed form.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -36,11 +37,13 @@ PAYS = 2_000  # forwards of all orders from which on a second process pays
 SOLVED = 1_600  # elements of an order that is searched for
 STALL = 0.02  # share of a step that not waiting for the norm must save: a norm that clips by surprise costs two steps
 
+Listed = tuple[Candidate, list[tuple[str, int]]]  # a candidate with schedules and their chunks
+
 
 def with_schedules(spec: Spec, estimator: Estimator, ranked: list[Candidate], limit: int) -> list[Candidate]:
     """`ranked` with the other schedules of its first candidates, in order of their times."""
     first = ranked[: SHARED if estimator.machine.cores else BEST]
-    jobs = {str(n): partial(_with_others, spec, estimator, c, n, limit) for n, c in enumerate(first)}
+    jobs = _jobs(spec, estimator, first, limit)
     pays = sum(c.strategy.pipeline * c.strategy.micro_batches for c in first) > PAYS
     tried = [c for found in SharedWork(jobs, pays=pays).finish().values() for c in found]
     if not tried:
@@ -49,16 +52,32 @@ def with_schedules(spec: Spec, estimator: Estimator, ranked: list[Candidate], li
     return sorted([*tried, *others], key=lambda c: c.key) + ranked[len(first) :]
 
 
-def _with_others(spec: Spec, estimator: Estimator, candidate: Candidate, number: int, limit: int) -> list[Candidate]:
-    """The schedules of one candidate, the `number`-th."""
-    short, long = _by_length(spec, estimator, candidate, number)
-    tried = [c for name, chunks in short for c in timed(spec, estimator, candidate, name, chunks, limit)]
-    left = LONG if number < LONG_MESHES else 0
-    for name, chunks in long if left else ():
-        found = timed(spec, estimator, candidate, name, chunks, limit)
-        tried, left = tried + found, left - bool(found)
-        if not left:
-            break
+def _jobs(
+    spec: Spec, estimator: Estimator, first: list[Candidate], limit: int
+) -> dict[str, Callable[[], list[Candidate]]]:
+    """What is timed apart: long orders of meshes that have the same, and each shorter one."""
+    together: dict[tuple[int, int], list[Listed]] = {}
+    jobs: dict[str, Callable[[], list[Candidate]]] = {}
+    for number, candidate in enumerate(first):
+        short, long = _by_length(spec, estimator, candidate, number)
+        if long and number < LONG_MESHES:
+            shape = candidate.strategy.pipeline, candidate.strategy.micro_batches
+            together.setdefault(shape, []).append((candidate, long))
+        for name, chunks in short:
+            jobs[f"{number} {name} {chunks}"] = partial(timed, spec, estimator, candidate, name, chunks, limit)
+    return {str(shape): partial(_long, spec, estimator, listed, limit) for shape, listed in together.items()} | jobs
+
+
+def _long(spec: Spec, estimator: Estimator, listed: list[Listed], limit: int) -> list[Candidate]:
+    """Of each candidate the first of its long orders that fit."""
+    tried: list[Candidate] = []
+    for candidate, long in listed:
+        left = LONG
+        for name, chunks in long:
+            found = timed(spec, estimator, candidate, name, chunks, limit)
+            tried, left = tried + found, left - bool(found)
+            if not left:
+                break
     return tried
 
 
