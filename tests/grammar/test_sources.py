@@ -11,6 +11,8 @@ from titan.grammar.formatter import format_source
 from titan.grammar.parser import parse
 from titan.grammar.sources import LARGEST_SOURCE, library_path, read_source
 
+from tests.clock import slowness
+
 
 def read_codes(path: str | Path) -> TitanError:
     with pytest.raises(TitanError) as caught:
@@ -98,7 +100,7 @@ def test_hostile_sources_end_quickly_in_a_coded_error(case: str) -> None:
     with pytest.raises(TitanError) as caught:
         parse(source, "hostile.titan")
     picture = render_all(caught.value, {"hostile.titan": source})
-    assert time.process_time() - begin < 2
+    assert time.process_time() - begin < 2 * slowness()
     assert code in {d.code for d in caught.value.diagnostics}, picture[:500]
     assert len(picture) < 20_000 and max(map(len, picture.splitlines())) < 500
     assert picture.replace("\n", "").isprintable()
@@ -118,7 +120,7 @@ def test_large_but_good_sources(case: str) -> None:
     source = LARGE[case]
     begin = time.process_time()
     parse(source, "large.titan")
-    assert time.process_time() - begin < 3
+    assert time.process_time() - begin < 3 * slowness()
 
 
 def test_formatting_what_does_not_parse_is_refused() -> None:
