@@ -70,17 +70,16 @@ class Shorter:
             return replace(block, instructions=self._moved(block, listed, self._apart))
         onward = list(first) == sorted(first)
         step = 1 if onward else -1
-        offset = sum(run.more for run in self.runs if (run.middle < min(first) if onward else run.middle <= max(first)))
         bounds = [-1, *(run.middle for run in inside), sum(self.strategy.stages)]
         regions = list(pairwise(bounds))[::step]
         found: list[Stretch] = []
         place = 0
         for run, region in zip(inside[::step], regions, strict=False):
             start, stop, after, alike = self._alike(block, first, run.middle, step)
-            found.append(Stretch(self._region(block, slice(place, start), offset, region)))
-            found.append(Stretch(self._region(block, slice(start, stop), offset, region), run.more + alike, step))
-            place, offset = after, offset + step * run.more
-        found.append(Stretch(self._region(block, slice(place, None), offset, regions[-1])))
+            found.append(Stretch(self._region(block, slice(place, start), region)))
+            found.append(Stretch(self._region(block, slice(start, stop), region), run.more + alike, step))
+            place = after
+        found.append(Stretch(self._region(block, slice(place, None), regions[-1])))
         return replace(block, instructions=Listing(tuple(found)))
 
     def _alike(self, block: Block, first: Mapping[int, int], middle: int, step: int) -> tuple[int, int, int, int]:
@@ -104,14 +103,30 @@ class Shorter:
             raise Irregular(f"block {block.name}: layers around {middle} of the shorter model differ")
         return first[layers[low]], first[layers[low + 1]], first[layers[high + 1]], high - low + 1
 
-    def _region(self, block: Block, part: slice, offset: int, region: tuple[int, int]) -> tuple[Instruction, ...]:
-        """Instructions between the middles of two runs: all their layers are as far on."""
+    def _region(self, block: Block, part: slice, region: tuple[int, int]) -> tuple[Instruction, ...]:
+        """Instructions between the middles of two runs."""
         listed = block.instructions[part]
         names = {name for i in listed if not _of_next(block, i) for name in names_of(i)}
         low, high = region[0] - self.reach, region[1] + self.reach
         if any(not low <= layer <= high for name in names for layer in layers_of(name)):
             raise Irregular("an instruction names layers that are far from its own")
-        return self._moved(block, listed, Renaming.by(offset) if offset else None)
+        return self._moved(block, listed, self._between(region))
+
+    def _between(self, region: tuple[int, int]) -> Renaming | None:
+        """From layers between the middles of two runs: those of other ranks may have runs between these.
+
+        Raises Irregular for a layer in the middle of such a run.
+        """
+        low, high = region
+        passed = sum(run.more for run in self.runs if run.middle <= low)
+        others = [run for run in self.runs if low < run.middle < high]
+
+        def layer(number: int) -> int:
+            if any(abs(number - run.middle) <= 1 for run in others):
+                raise Irregular(f"layer {number} of the shorter model is named apart from its run")
+            return number + passed + sum(run.more for run in others if run.middle < number)
+
+        return Renaming(layer) if passed or others else None
 
     def _moved(self, block: Block, listed: Sequence[Instruction], renaming: Renaming | None) -> tuple[Instruction, ...]:
         """What belongs to the element that follows is of the first or last layers of its chunk; `renaming`: of all

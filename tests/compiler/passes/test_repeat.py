@@ -39,9 +39,17 @@ WAYS: dict[str, dict[str, Any]] = {
     "mixed": {"context": 2, "context_form": "ring", "zero": 3, "recompute": "mixed", "tiers": TIERS},
     "stages": {"pipeline": 2, "stages": (13, 11), "recompute": "selective"},
     "chunks": {"pipeline": 2, "stages": (8,) * 4, "schedule": "interleaved", "micro_batches": 4},
+    "chunks gathered once": {
+        "pipeline": 2, "data": 2, "zero": 3, "gather": "once", "schedule": "interleaved", "stages": (8, 9, 7, 10),
+        "micro_batches": 4,
+    },
+    "folded and gathered once": {
+        "pipeline": 3, "data": 2, "zero": 3, "gather": "once", "schedule": "zero_bubble_v",
+        "stages": (8, 9, 7, 10, 8, 9), "micro_batches": 6,
+    },
     "split": {"pipeline": 2, "data": 2, "zero": 2, "schedule": "zero_bubble_h1", "micro_batches": 4},
     "host": {"data": 2, "zero": 1, "offload": "activations", "offloaded": tuple(range(10))},
-}
+}  # fmt: skip
 
 
 def plan(name: str) -> Plan:
