@@ -167,6 +167,10 @@ class Renamed(Listing):
     def __init__(self, of: tuple[Instruction, ...], renaming: Renaming) -> None:
         self.of, self.renaming = of, renaming
 
+    def __reduce__(self) -> tuple[type[Listing], tuple[tuple[Stretch, ...]]]:
+        """Another process gets it written out: it does not have the list that this is a renaming of."""
+        return Listing, (self.stretches,)
+
     @cached_property
     def stretches(self) -> tuple[Stretch, ...]:  # type: ignore[override]
         return (Stretch(self.whole),)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from operator import attrgetter
 from typing import Any
@@ -175,6 +175,10 @@ class Plan:
     parameters: tuple[Parameter, ...]
     segments: tuple[Segment, ...]
     roles: tuple[Role, ...]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Only what is written: another process works out the rest again."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @cached_property
     def types(self) -> dict[str, TensorType]:

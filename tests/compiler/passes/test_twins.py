@@ -3,6 +3,7 @@ written by itself."""
 
 from __future__ import annotations
 
+import pickle
 from types import SimpleNamespace
 from typing import Any
 
@@ -114,3 +115,11 @@ def test_what_ranks_of_one_kind_have_in_common() -> None:
     assert one != of(chunks((1, 3), (3, 5)))
     assert of(chunks((3, 5), (1, 3))) != of(chunks((6, 8), (1, 3)))  # what the second one leaves enters the first
     assert of(chunks((1, 3), (2, 4))) is None
+
+
+@pytest.mark.parametrize("name", ["late check", "gathered once", "adaptive"])
+def test_another_process_gets_the_whole_plan(name: str) -> None:
+    found = plan(name)
+    simulate(found)  # and what was worked out of it beside
+    sent = pickle.loads(pickle.dumps(found))
+    assert sent == found and print_plan(sent) == print_plan(found)
