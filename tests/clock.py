@@ -1,15 +1,15 @@
-"""Limits of time are those of a usual core; on one that is slower, or shared, they are longer by as much."""
+"""Limits of time are those of a fast core; on one that is slower, or shared, they are longer by as much."""
 
 from __future__ import annotations
 
 import time
 
-USUAL = 0.045  # seconds of CPU time for the additions below on a core of 3 GHz
+FAST = 0.02  # seconds of CPU time for the additions below on a fast core
 
 
 def slowness() -> float:
-    """How many times as long as a usual core this one takes at the moment, at least 1."""
-    return max(1.0, min(_additions() for _ in range(3)) / USUAL)
+    """How many times as long as a fast core this one takes at the moment, at least 1."""
+    return max(1.0, min(_additions() for _ in range(3)) / FAST)
 
 
 def _additions() -> float:
