@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from titan.compiler.plan.instruction import Instruction
     from titan.compiler.plan.program import Block, Bucket, Buffer, Parameter, Plan, Role
 
-_PARAMETER = re.compile(r"^layers\.(\d+)(?=\.)")
+PARAMETER = re.compile(r"^layers\.(\d+)(?=\.)")  # begins the names of what belongs to a layer
 _DIGITS = re.compile(r"\d+")
 _OPERANDS = attrgetter("writes", "reads", "updates")
 _UNIT, _FORM = attrgetter("unit"), attrgetter("opcode", "group", "stream", "attributes")
@@ -58,7 +58,7 @@ def alone(plan: Plan) -> tuple[Like, ...]:
 @lru_cache(NAMES)
 def dotted(name: str) -> str:
     """A parameter's name with its layer as registers have it: `layers.5.norm` -> `.l5.norm`."""
-    return _PARAMETER.sub(lambda m: f".l{m[1]}", name)
+    return PARAMETER.sub(lambda m: f".l{m[1]}", name)
 
 
 def alike(plan: Plan) -> tuple[Like, ...]:

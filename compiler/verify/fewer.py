@@ -13,18 +13,17 @@ be those of other layers.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from titan.compiler.plan.alike import PARAMETER, dotted
 from titan.compiler.plan.instruction import Instruction
 from titan.compiler.plan.listing import Listing, Renaming, Stretch, centre, layers_of, names_of, stretches, text
 from titan.compiler.plan.program import Block, BlockCall, Bucket, Buffer, Parameter, Plan, Role
 from titan.compiler.plan.segment import parse_unit
 from titan.compiler.verify.findings import crosses_programs
 
-_PARAMETER = re.compile(r"^layers\.(\d+)(?=\.)")
 T = TypeVar("T")
 
 
@@ -104,11 +103,11 @@ class _Cut:
     def plan(self) -> Plan:
         source = self.source
         self.same(source.buckets, lambda bucket: f".{bucket.name}", self._bucket)
-        self.same(source.parameters, lambda parameter: _dotted(parameter.name), self._parameter)
+        self.same(source.parameters, lambda parameter: dotted(parameter.name), self._parameter)
         return replace(
             source,
             buckets=tuple(self._bucket(b, self.stay) for b in source.buckets if self.stays(f".{b.name}")),
-            parameters=tuple(self._parameter(p, self.stay) for p in source.parameters if self.stays(_dotted(p.name))),
+            parameters=tuple(self._parameter(p, self.stay) for p in source.parameters if self.stays(dotted(p.name))),
             roles=tuple(self.role(role) for role in source.roles),
         )
 
@@ -139,7 +138,7 @@ class _Cut:
 
     @staticmethod
     def _parameter(parameter: Parameter, renaming: Renaming) -> Parameter:
-        name = _PARAMETER.sub(lambda m: f"layers.{renaming.layer(int(m[1]))}", parameter.name)
+        name = PARAMETER.sub(lambda m: f"layers.{renaming.layer(int(m[1]))}", parameter.name)
         return replace(parameter, name=name, bucket=renaming.name(f".{parameter.bucket}")[1:])
 
     @staticmethod
@@ -247,8 +246,3 @@ class _Cut:
             self.same(listed, str, lambda name, renaming: renaming.name(name))
         writes, reads, updates = (tuple(name for name in listed if self.stays(name)) for listed in names)
         return self.stay.instruction(replace(instruction, writes=writes, reads=reads, updates=updates))
-
-
-def _dotted(name: str) -> str:
-    """A parameter's name with its layer as registers have it."""
-    return _PARAMETER.sub(lambda m: f".l{m[1]}", name)
