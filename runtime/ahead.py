@@ -23,7 +23,7 @@ class Settled:
     """What is left of the last step: driven before anyone looks at the state."""
 
     def __init__(self, ahead: Ahead) -> None:
-        self.rank, self._ahead = ahead.rank, ahead
+        self.rank, self.ranks, self._ahead = ahead.rank, ahead.ranks, ahead
 
     @property
     def position(self) -> int:
@@ -44,7 +44,8 @@ class Ahead:
 
     def __init__(self, make: Callable[[str], Executable], training: Training) -> None:
         self.exact, self.body, self.check, self.update, self.undo = map(make, ORDERS)
-        self.rank, self._current, self._training = self.exact.rank, self.exact, training
+        self.rank, self.ranks = self.exact.rank, self.exact.ranks
+        self._current, self._training = self.exact, training
         self._sure = False  # whether the last norm lets the next one be expected not to clip
         self._open: tuple[StepReport, Run, Handle | None, StepReport | None] | None = None
         self._certain: list[StepReport] = []

@@ -1,7 +1,8 @@
 """The driver of one rank in its own process: polls the handle of each wait, and an abort flag.
 
-Polling costs no thread hand-over: first the core is offered to others between polls; when a wait has lasted a
-millisecond, the thread sleeps until the operation ends and looks at the flag now and then.
+Polling costs no thread hand-over: first the core is offered to others between polls; when a wait has lasted for a
+while, the thread sleeps until the operation ends and looks at the flag now and then. Where ranks share cores it sleeps
+soon; on a core of its own it does not, since a core that has nothing to do may take milliseconds to wake.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from titan.grammar.diagnostics import Diagnostic, TitanError
 from titan.runtime.interpreter import StepReport
 from titan.runtime.transport.base import Handle
 
-SPIN = 2e-4  # seconds of a wait in which only the core is yielded
+SHARING = 2e-4  # seconds of a wait in which only the core is yielded, where ranks share cores
+ALONE = 4e-3  # the same where each has its own
 _SLEEP = 2e-2  # seconds between looks at the flag while asleep
 _POLLS = 16  # between looks at the clock and the flag
 
@@ -39,6 +41,7 @@ class Program(Protocol):
     """What can be driven: an executable, or several that take turns."""
 
     rank: int
+    ranks: int
 
     @property
     def position(self) -> int: ...
@@ -48,12 +51,13 @@ class Program(Protocol):
     def run(self, step: int) -> Generator[Handle, None, StepReport]: ...
 
 
-def drive(executable: Program, step: int, flag: AbortFlag | None = None) -> StepReport:
-    """Runs one step to its end. Raises Aborted when the flag is raised during a wait or a peer's connection is lost."""
-    run = executable.run(step)
+def drive(executable: Program, step: int, flag: AbortFlag | None = None, local: int = 0) -> StepReport:
+    """Runs one step to its end. `local` of the ranks are on this machine, all where it is not given. Raises Aborted
+    when the flag is raised during a wait or a peer's connection is lost."""
+    run, spin = executable.run(step), patience(local or executable.ranks)
     try:
         while True:
-            if not settled(next(run), flag):
+            if not settled(next(run), flag, spin):
                 raise _aborted(executable, "the run was aborted")
     except StopIteration as end:
         report: StepReport = end.value
@@ -66,9 +70,15 @@ def drive(executable: Program, step: int, flag: AbortFlag | None = None) -> Step
         _close(run)
 
 
-def settled(handle: Handle, flag: AbortFlag | None) -> bool:
-    """True when done, False when the flag came first."""
-    end = time.perf_counter() + SPIN
+def patience(ranks: int) -> float:
+    """Seconds for which a wait polls before it sleeps, where so many ranks are at work on this machine."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+    return ALONE if ranks <= cores else SHARING
+
+
+def settled(handle: Handle, flag: AbortFlag | None, spin: float = SHARING) -> bool:
+    """True when done, False when the flag came first; polls for `spin` seconds before it sleeps."""
+    end = time.perf_counter() + spin
     while True:
         if poll(handle):
             return True

@@ -71,7 +71,7 @@ class Executable:
         `capture` is given each bucket's name and reduced gradient just before its optimizer step; `watermark` makes the
         policy of a program that leaves recompute tiers to the run, in place of the usual one; `chained`: operators that
         one kernel can do together are done so."""
-        self.rank, self.order, self.position = rank, order, 0
+        self.rank, self.ranks, self.order, self.position = rank, plan.mesh.world_size, order, 0
         self._delay = delay
         self._state = state
         program = list(plan.role_of(rank).instructions(order))

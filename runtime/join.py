@@ -37,7 +37,7 @@ def run_joined(plan: Plan, options: Options, job: Job, place: Membership, watch:
     device = own_device(_device_kind(options.device, place), place.local_rank)
     if device.type == "cpu" and place.local_size > 1:
         torch.set_num_threads(1)
-    world = World(place.rank, place.size, store, control, device, _interface(place), place.generation)
+    world = World(place.rank, place.size, place.local_size, store, control, device, _interface(place), place.generation)
     job = replace(job, checkpoints=_shared_folder(store, control, watch) / "checkpoints")
     run: RankRun | None = None
     with _signals(control) as received:

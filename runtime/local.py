@@ -239,7 +239,7 @@ def die_with_parent(parent: int) -> None:
 def _world(ranks: Ranks, rank: int, device: str) -> World:
     size = ranks.plan.mesh.world_size
     store = FileStore(str(ranks.folder / "store"), size)
-    return World(rank, size, store, ranks.control, own_device(device, rank))
+    return World(rank, size, size, store, ranks.control, own_device(device, rank))
 
 
 def own_device(kind: str, local_rank: int) -> Device:

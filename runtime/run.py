@@ -118,7 +118,7 @@ class RankRun:
         self.current, self.step = executable, step
         order = "evaluate" if executable is self.evaluation else "train"
         self.world.control.mark(self.world.rank, step, order)
-        return drive(executable, step, self.world.control)
+        return drive(executable, step, self.world.control, self.world.local_size)
 
     def _step(self, step: int) -> None:
         start = time.perf_counter()
@@ -132,7 +132,7 @@ class RankRun:
         if self._ahead is None:
             return
         start = time.perf_counter()
-        drive(Settled(self._ahead), done, self.world.control)
+        drive(Settled(self._ahead), done, self.world.control, self.world.local_size)
         for certain in self._ahead.take():
             self._record(certain, time.perf_counter() - start)
 

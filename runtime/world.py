@@ -23,11 +23,13 @@ LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 class World:
     """One rank's place: where it meets the others, what it computes on, the flags.
 
-    `interface` is gloo's network interface, None for the default one; `generation` separates restarts in one store.
+    `local_size` ranks share this machine; `interface` is gloo's network interface, None for the default one;
+    `generation` separates restarts in one store.
     """
 
     rank: int
     size: int
+    local_size: int
     store: Store
     control: Control
     device: torch.device

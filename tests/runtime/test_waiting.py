@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 
 import torch
-from titan.runtime.drive import settled
+from titan.runtime.drive import ALONE, SHARING, patience, settled
 from titan.runtime.transport.base import Handle, Then
 from torch import Tensor
 
@@ -49,6 +50,19 @@ def test_a_finished_operation_is_never_slept_on() -> None:
     handle.event.set()
     assert settled(handle, None)
     assert handle.naps == 0
+
+
+def test_a_wait_polls_as_long_as_it_may_before_it_sleeps() -> None:
+    for spin, sleeps in ((5.0, False), (1e-3, True)):
+        handle = Later()
+        threading.Timer(0.1, handle.event.set).start()
+        assert settled(handle, None, spin)
+        assert (handle.naps > 0) is sleeps
+
+
+def test_only_ranks_with_a_core_each_poll_for_long() -> None:
+    cores = len(os.sched_getaffinity(0))
+    assert patience(1) == patience(cores) == ALONE > SHARING == patience(cores + 1)
 
 
 def test_an_abort_ends_a_wait_for_something_that_never_comes() -> None:
