@@ -272,12 +272,12 @@ class Estimator(MemoryForms):
             first = self.collective("all_gather", near, end * self.size) if ends else one
             one += self.experts_collective(s, "all_gather", self.size)
             for compute in (layer.forward, layer.backward):
-                found += first + layers * max(one - (compute if s.prefetch else 0.0), 0.0)
+                found += first + layers * self.exposed(one, compute if s.prefetch else 0.0)
         if "g" in s.sharded:
             one = self.collective("reduce_scatter", near, weights * self.statistic)
             last = self.collective("reduce_scatter", near, end * self.statistic) if ends else one
             one += self.experts_collective(s, "reduce_scatter", self.statistic)
-            found += last + layers * max(one - layer.backward, 0.0)
+            found += last + layers * self.exposed(one, layer.backward)
         return found
 
     def experts_collective(self, s: Strategy, opcode: str, size: int) -> float:
@@ -300,11 +300,12 @@ class Estimator(MemoryForms):
             summed = self.collective("reduce_scatter", near, held * self.statistic) if s.zero else 0.0
             summed += self.collective("all_reduce", far, held * self.statistic) if not s.zero else 0.0
         buckets = self.shape.layers / s.pipeline + 1
-        own, seconds = held / shards, max(summed - backward, summed / buckets)
+        own, seconds = held / shards, max(self.exposed(summed, backward), summed / buckets)
         if s.zero and shards < replicas:
             between = strided(s.tensor * shards, replicas // shards, self.machine.devices_per_node)
             seconds += self.collective("all_reduce", between, own * self.statistic)
-        seconds += gather_seconds(s, self.collective("all_gather", near, held * self.size), forward, buckets)
+        gather = self.collective("all_gather", near, held * self.size)
+        seconds += gather_seconds(s, gather, self.exposed(gather, forward), buckets)
         return seconds + self._update(s, own, held)
 
     def _update(self, s: Strategy, own: float, held: float) -> float:
@@ -325,6 +326,7 @@ class Estimator(MemoryForms):
             opcode = "reduce_scatter" if s.zero else "all_reduce"
             seconds += self.collective(opcode, far, held * self.statistic) / max(self.shape.layers / s.pipeline, 1)
         buckets = self.shape.layers / s.pipeline
-        seconds += gather_seconds(s, self.collective("all_gather", far, held * self.size), forward, buckets)
+        gather = self.collective("all_gather", far, held * self.size)
+        seconds += gather_seconds(s, gather, self.exposed(gather, forward), buckets)
         own = held / (replicas if s.zero else 1)
         return seconds + self._update(s, own, held)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -67,6 +68,24 @@ class LayerCost(NamedTuple):
     def rebuilt(self, tier: str) -> float:
         return self.selective[1] if tier == "selective" else self.full[1] if tier == "full" else 0.0
 
+    def longer(self, times: Both) -> LayerCost:
+        """With passes whose compute takes so many times as long; what is waited for stays."""
+        ahead, behind = (a + b for a, b in zip(self.traffic, self.ring, strict=True))
+        return self._replace(
+            forward=ahead + times[0] * (self.forward - ahead),
+            backward=behind + times[1] * (self.backward - behind),
+            weight=times[1] * self.weight,
+            selective=(self.selective[0], times[0] * self.selective[1]),
+            full=(self.full[0], times[0] * self.full[1]),
+        )
+
+
+class Longer(NamedTuple):
+    """How many times as long compute takes as closed forms say, forward and backward: of a layer, and of the head."""
+
+    layer: Both
+    head: Both
+
 
 @lru_cache(maxsize=4096)
 def strided(stride: int, number: int, devices_per_node: int) -> Placement:
@@ -97,6 +116,7 @@ class LayerPrices:
         self._heads: dict[tuple[int, int, int, int, int], LayerCost] = {}
         self._mixed: dict[Cut, tuple[Both, Both, Both]] = {}
         self._linear: dict[tuple[int, int, int, int], tuple[float, float, float]] = {}
+        self.longer: Callable[[int], Longer] | None = None  # on a measured machine, by sequences of a micro-batch
 
     def layer(self, cut: Cut) -> LayerCost:
         if cut.loss_rows:
@@ -104,6 +124,7 @@ class LayerPrices:
         found = self._layers.get(cut)
         if found is None:
             found = self._mean_layer(cut) if self.shape.mixtures else self._layer(cut, self.shape.ffn)
+            found = found if self.longer is None else found.longer(self.longer(cut.micro_batch).layer)
             self._layers[cut] = found
         return found
 
@@ -112,7 +133,9 @@ class LayerPrices:
         key = (cut.sequence, cut.tensor, cut.context, cut.micro_batch, cut.loss_rows)
         found = self._heads.get(key)
         if found is None:
-            found = self._heads[key] = self._head(cut)
+            found = self._head(cut)
+            found = found if self.longer is None else found.longer(self.longer(cut.micro_batch).head)
+            self._heads[key] = found
         return found
 
     def _mean_layer(self, cut: Cut) -> LayerCost:
@@ -326,8 +349,14 @@ class LayerPrices:
             times = zip(self._scores(cut, width, window), (self.size, self.size + statistic), strict=True)
             for way, (compute, size) in enumerate(times):
                 moved = 2 * transfer_seconds(self.machine, far.nodes > 1, elements * size)
-                found[way] += share * (steps - 1) * max(moved - compute / steps, 0.0)
+                found[way] += share * (steps - 1) * self.exposed(moved, compute / steps)
         return found[0], found[1]
+
+    def exposed(self, seconds: float, beside: float) -> float:
+        """What of a communication shows beside so many seconds of compute: where ranks compute on cores, which it loads
+        too, at least its load."""
+        load = self.machine.figures["communication_load"] if self.machine.cores else 0.0
+        return max(seconds - beside, load * seconds)
 
     def collective(self, opcode: str, placement: Placement, whole: float) -> float:
         return collective_seconds(self.machine, opcode, placement, whole)

@@ -33,6 +33,7 @@ FIGURES: dict[str, tuple[float, str]] = {
     "host_seconds": (0.0, "time in which the host issues one operator; a segment is never faster than its host"),
     "call_seconds": (0.0, "time of the interpreter around each operator call"),
     "instruction_seconds": (0.0, "time of the interpreter for each instruction"),
+    "issue_seconds": (0.0, "time in which a rank asks for a transfer or a collective, as a part of what it takes"),
     "communication_load": (1.0, "share of a core that a rank's running collective takes, where ranks share cores"),
     "polling_load": (0.0, "share of a core that a rank takes of others while it polls for what it waits for"),
     "polling_seconds": (0.0, "time for which a wait polls before it sleeps"),

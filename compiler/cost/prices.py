@@ -27,6 +27,7 @@ class Prices:
         self.plan = plan
         self.machine = machine or read_machine(plan.setting("cluster"))
         self._host = _nanoseconds(self.machine.figures["instruction_seconds"])
+        self.issue = _nanoseconds(self.machine.figures["issue_seconds"])
         self._segments: dict[str, Seconds] = {}
         self._memo: dict[tuple[object, ...], int] = {}
         self._placements: dict[tuple[str, int], Placement] = {}

@@ -119,10 +119,13 @@ def stretch(cost: int, beside: int, slowdown: float) -> int:
 
 class Cutter:
     """Cuts the blocks of roles. `price` gives ns of an instruction of a role; `crosses` says that a group holds ranks
-    of other programs. Equal strands of all roles become one object, so that their outcomes are shared."""
+    of other programs; `issue` is what of a transfer or a collective its rank is at work itself. Equal strands of all
+    roles become one object, so that their outcomes are shared."""
 
-    def __init__(self, price: Callable[[Role, Instruction], int], crosses: Callable[[str], bool]) -> None:
-        self.price, self.crosses = price, crosses
+    def __init__(
+        self, price: Callable[[Role, Instruction], int], crosses: Callable[[str], bool], issue: int = 0
+    ) -> None:
+        self.price, self.crosses, self.issue = price, crosses, issue
         self.interned: dict[Strand, Strand] = {}
 
     def cut(self, role: Role) -> dict[str, BlockPieces]:
@@ -149,7 +152,7 @@ class Cutter:
     def _piece(self, like: Like, piece: Strand | Event) -> Strand | Event:
         if isinstance(piece, Event):
             instruction = like.renaming.instruction(piece.instruction)
-            cost = piece.cost if piece.kind == "wait" else self.price(like.role, instruction)
+            cost = piece.cost if piece.kind == "wait" else self._cost(like.role, instruction)
             return Event(piece.kind, _renamed(like.renaming, piece.name), instruction, cost, piece.peer)
         if not piece.imports and not piece.exports:
             return piece
@@ -157,6 +160,16 @@ class Cutter:
         exports = tuple((slot, _renamed(like.renaming, name)) for slot, name in piece.exports)
         strand = Strand(piece.steps, piece.streams, imports, exports)
         return self.interned.setdefault(strand, strand)
+
+    def _cost(self, role: Role, i: Instruction) -> int:
+        """Ns on the instruction's stream."""
+        cost = self.price(role, i)
+        return max(cost - self.issue, 0) if _communicates(i) else cost
+
+    def _add(self, piece: _Builder, role: Role, block: Block, i: Instruction) -> None:
+        if _communicates(i):
+            piece.compute(self.issue)
+        piece.add(block, i, self._cost(role, i))
 
     def _external(self, i: Instruction) -> bool:
         """Transfers along the pipeline, and collectives that other roles take part in."""
@@ -173,8 +186,10 @@ class Cutter:
                 for i in stretch.copy(number):
                     event = self._event(role, block, i, external)
                     if event is None:
-                        piece.add(block, i, self.price(role, i))
+                        self._add(piece, role, block, i)
                         continue
+                    if event.kind != "wait":
+                        piece.compute(self.issue)
                     pieces += [*self._whole(piece), event]
                     piece = _Builder()
         units = any(i.row.unit for i in distinct(block.instructions))
@@ -189,7 +204,7 @@ class Cutter:
                 imports = len(piece.imports)
             pending, issued = dict(piece.pending), piece.issued
             for i in stretch.copy(number):
-                piece.add(block, i, self.price(role, i))
+                self._add(piece, role, block, i)
             marks.append(len(piece.steps) - 1)  # the last step may grow by the next
         more = piece.issued - issued
         one, other = piece.steps[marks[0] : marks[1]], piece.steps[marks[1] : marks[2]]
@@ -216,10 +231,15 @@ class Cutter:
             return Event("wait", _name(block, register), i) if base_name(register) in external else None
         if not self._external(i):
             return None
-        name, cost = _name(block, i.writes[0]), self.price(role, i)
+        name, cost = _name(block, i.writes[0]), self._cost(role, i)
         if i.row.kind == "transfer":
             return Event(i.opcode, name, i, cost, int(i.attribute("peer", 1)))
         return Event("meet", name, i, cost)
+
+
+def _communicates(i: Instruction) -> bool:
+    """Transfers and collectives; copies to the host are asked for in no time."""
+    return i.row.asynchronous and i.row.kind != "host"
 
 
 def _later(steps: list[Step], issued: int) -> list[Step]:
@@ -256,7 +276,11 @@ class _Builder:
             self.issued += 1
             self.pending[_name(block, i.writes[0])] = -self.issued
             self.steps.append((3 if i.row.kind == "host" else 1, cost, stream, -self.issued))
-        elif cost:
+        else:
+            self.compute(cost)
+
+    def compute(self, cost: int) -> None:
+        if cost:
             if self.steps and self.steps[-1][0] == 0:
                 cost += self.steps.pop()[1]
             self.steps.append((0, cost, 0, 0))

@@ -22,12 +22,14 @@ from titan.compiler.plan.segment import Call, Segment, parse_unit
 Shapes = tuple[tuple[int, ...], ...]
 Key = tuple[str, str, Shapes]  # operator, phase, shapes of what the function is given
 Points = Sequence[tuple[float, float]]  # (size, seconds)
+Shares = Mapping[tuple[str, str], float]  # by segment and opcode
 
 PHASES = ("forward", "backward", "backward_input", "backward_weight")
 HALVES = (0.0, 1.0, 2.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0)
 CLOSE = 1.25  # sizes nearer than this are one point
 MOST = 16  # points of a curve
 SHORT = 2e-3  # seconds of a segment that shows what the interpreter takes
+LEAST = 1e-7  # seconds of what is too short to be seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +101,9 @@ def _thinned(points: list[tuple[float, float]]) -> Curve:
 # --- operators
 
 
-def samples_of(plan: Plan, ranks: Sequence[Watched]) -> Iterator[Sample]:
-    """What the ranks of a probe measured: their mean; of a plan that they share, the slowest rank's."""
+def samples_of(plan: Plan, ranks: Sequence[Watched], shares: Shares | None = None) -> Iterator[Sample]:
+    """What the ranks of a probe measured: their mean; of a plan that they share, the slowest rank's. Operators that
+    were timed one by one take the `shares` of their segment's time that they take there."""
     for segment in plan.segments:
         for call in segment.body:
             for phase in PHASES:
@@ -108,6 +111,7 @@ def samples_of(plan: Plan, ranks: Sequence[Watched]) -> Iterator[Sample]:
                 found = [median(rank.operators[key]) for rank in ranks if key in rank.operators]
                 if found:
                     seconds = max(found) if plan.mesh.world_size > 1 else mean(found)
+                    seconds *= shares.get((segment.name, _pass(phase)), 1.0) if shares else 1.0
                     types = segment.types
                     operands = tuple(types[name] for name in call.operands)
                     yield Sample(call, operands, tuple(types[name] for name in call.results), phase, seconds)
@@ -164,20 +168,13 @@ def peak_rate(samples: Iterable[Sample], dtype: str) -> float | None:
 # --- instructions
 
 
-def in_a_row(probes: Sequence[tuple[Plan, Sequence[Watched]]], host: float, around: float) -> float:
-    """How much longer operators of a segment take than one by one, their calls counted: gradients are summed between
-    them, memory is freed, caches are left to the next; what one kernel does together takes less. Median over segments
-    that are not short."""
-    found = []
-    for plan, ranks in probes:
-        for seconds, inside in _segments(plan, ranks):
-            if seconds >= SHORT:
-                found.append((seconds - host - around * len(inside)) / sum(inside))
-    return median(found) if found else 1.0
-
-
-def stretched(curve: Curve, ratio: float) -> Curve:
-    return Curve(curve.sizes, tuple(ratio * t for t in curve.seconds))
+def shares_of(plan: Plan, ranks: Sequence[Watched], host: float, around: float) -> Shares:
+    """How much longer operators take in each segment of a probe than one by one, their calls counted: gradients are
+    summed between them, memory is freed, caches are left to the next; what one kernel does together takes less."""
+    runs: dict[tuple[str, str], list[float]] = {}
+    for key, seconds, inside in _segments(plan, ranks):
+        runs.setdefault(key, []).append(max(seconds - host - around * len(inside), LEAST) / sum(inside))
+    return {key: mean(found) for key, found in runs.items()}
 
 
 def fit_instructions(probes: Sequence[tuple[Plan, Sequence[Watched]]], ahead: bool = False) -> Fitted:
@@ -197,7 +194,7 @@ def fit_instructions(probes: Sequence[tuple[Plan, Sequence[Watched]]], ahead: bo
         for instruction, seconds in _instructions(plan, ranks):
             if not (instruction.row.asynchronous or instruction.row.unit or instruction.opcode in FREE):
                 size = max(prices.plain_bytes(instruction), 1.0)
-                points.setdefault(instruction.opcode, []).append((size, max(seconds - host, 1e-7)))
+                points.setdefault(instruction.opcode, []).append((size, max(seconds - host, LEAST)))
     curves = {name: fit_curve(found) for name, found in sorted(points.items())}
     if ahead:
         return Fitted(curves, {"instruction_seconds": 0.0, "call_seconds": 0.0, "host_seconds": _asking(probes, host)})
@@ -210,7 +207,7 @@ def _asking(probes: Sequence[tuple[Plan, Sequence[Watched]]], host: float) -> fl
     found = [
         (seconds - host) / len(inside)
         for plan, ranks in probes
-        for seconds, inside in _segments(plan, ranks)
+        for _, seconds, inside in _segments(plan, ranks)
         if seconds > 2 * sum(inside)
     ]
     return max(median(found), 0.0) if found else 0.0
@@ -218,33 +215,40 @@ def _asking(probes: Sequence[tuple[Plan, Sequence[Watched]]], host: float) -> fl
 
 def _instructions(plan: Plan, ranks: Sequence[Watched]) -> Iterator[tuple[Instruction, float]]:
     """Instructions of a plan for one rank with their median seconds; of a shared one, where ranks wait, nothing."""
-    if plan.mesh.world_size > 1:
-        return
-    order = [i for *_, i in plan.role_of(0).instructions("train")]
-    for n, instruction in enumerate(order):
+    if plan.mesh.world_size == 1:
+        yield from _timed(plan, ranks)
+
+
+def _timed(plan: Plan, ranks: Sequence[Watched]) -> Iterator[tuple[Instruction, float]]:
+    """Instructions of a plan of one role with their median seconds, of the mean rank."""
+    for n, (*_, instruction) in enumerate(plan.role_of(0).instructions("train")):
         yield instruction, mean(median(step[n] for step in rank.instructions) for rank in ranks)
 
 
 def _around(plan: Plan, ranks: Sequence[Watched], host: float) -> Iterator[float]:
     """Seconds of short segments beside those of their operators, for each call; in long ones it is lost in noise."""
-    for seconds, inside in _segments(plan, ranks):
+    for _, seconds, inside in _segments(plan, ranks):
         if seconds < SHORT:
             yield (seconds - host - sum(inside)) / len(inside)
 
 
-def _segments(plan: Plan, ranks: Sequence[Watched]) -> Iterator[tuple[float, list[float]]]:
-    """Seconds of each run of a segment, and of its operators one by one."""
-    known: dict[tuple[int, str], list[float]] = {}
+def _segments(plan: Plan, ranks: Sequence[Watched]) -> Iterator[tuple[tuple[str, str], float, list[float]]]:
+    """Each run of a segment by name and opcode, with its seconds and those of its operators one by one."""
+    known: dict[tuple[str, str], list[float]] = {}
     for segment in plan.segments:
         for call in segment.body:
             for phase in PHASES:
                 key = key_of(segment, call, phase)
                 found = [median(r.operators[key]) for r in ranks if key in r.operators]
                 if found:
-                    opcode = "forward" if phase == "forward" else "backward"
-                    known.setdefault((id(segment), opcode), []).append(mean(found))
-    for instruction, seconds in _instructions(plan, ranks):
+                    known.setdefault((segment.name, _pass(phase)), []).append(mean(found))
+    for instruction, seconds in _timed(plan, ranks):
         if instruction.opcode in ("forward", "backward"):
-            segment = plan.segment_table[parse_unit(instruction.unit)[0]]
-            if inside := known.get((id(segment), instruction.opcode)):
-                yield seconds, inside
+            run = (parse_unit(instruction.unit)[0], instruction.opcode)
+            if inside := known.get(run):
+                yield run, seconds, inside
+
+
+def _pass(phase: str) -> str:
+    """The opcode whose unit has an operator's phase."""
+    return "forward" if phase == "forward" else "backward"

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import median
 from typing import Any, Protocol
 
 from titan.compiler.cost.curves import Curve
 from titan.compiler.plan.program import Plan
 from titan.compiler.profile.fit import (
+    Fitted,
     Watched,
     fit_curve,
     fit_instructions,
     fit_operators,
-    in_a_row,
     peak_rate,
     samples_of,
-    stretched,
+    shares_of,
 )
 from titan.compiler.profile.probes import plan_of, probes
 
@@ -25,6 +26,7 @@ COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 SIZES = (64, 1 << 12, 1 << 16, 1 << 18, 1 << 19, 1 << 20, 1 << 22, 1 << 24)  # bytes
 QUICK_SIZES = (64, 1 << 16, 1 << 20)
 PRECISIONS = {"f32": "fp32", "bf16": "bf16"}  # plan dtype -> name of a peak
+SMALL = 1 << 18  # bytes of a collective that is asked for without copying much
 STREAM = 64 << 20  # bytes copied: larger than caches
 
 
@@ -37,7 +39,7 @@ class Session(Protocol):
     version: str
 
     def watch(self, plan: Plan, steps: int) -> list[tuple[Any, Any]]: ...
-    def collective(self, kind: str, members: int, size: int, times: int) -> float: ...
+    def collective(self, kind: str, members: int, size: int, times: int) -> tuple[float, float]: ...
     def transfer(self, size: int, times: int) -> float: ...
     def overlap(self, size: int, times: int) -> tuple[float, float, float]: ...
     def polling(self, seconds: float) -> tuple[float, float]: ...
@@ -87,14 +89,18 @@ def measure(session: Session, progress: Callable[[float, str], None], quick: boo
         tell(f"operators: {probe.family} {probe.hidden} wide, {probe.sequence} tokens, {probe.precision}")
         plan = plan_of(probe)
         watched.append((plan, [Watched(*found) for found in session.watch(plan, 2 if quick else probe.steps)]))
-    samples = [sample for plan, ranks in watched for sample in samples_of(plan, ranks)]
-    operators, host = fit_operators(samples), fit_instructions(watched, ahead)
-    figures = {**operators.figures, **host.figures}
-    ratio = 1.0 if ahead else in_a_row(watched, figures["instruction_seconds"], figures["call_seconds"])
-    curves = {name: stretched(curve, ratio) for name, curve in operators.curves.items()} | host.curves
+    host = fit_instructions(watched, ahead)
+    interpreter = host.figures["instruction_seconds"], host.figures["call_seconds"]
+    samples = [
+        sample
+        for plan, ranks in watched
+        for sample in samples_of(plan, ranks, None if ahead else shares_of(plan, ranks, *interpreter))
+    ]
+    operators = fit_operators(samples)
+    figures, curves = {**operators.figures, **host.figures}, {**operators.curves, **host.curves}
     figures |= _interference(session, quick)
-    for name, curve in _communication(session, tell, quick, figures["communication_load"]):
-        curves[name] = curve
+    communication = _communication(session, tell, quick, figures["communication_load"])
+    curves, figures = curves | communication.curves, figures | communication.figures
     peaks = {dtype: rate for dtype in PRECISIONS if (rate := peak_rate(samples, dtype))}
     progress(1.0, "done")
     return Measured(
@@ -122,24 +128,27 @@ def _interference(session: Session, quick: bool) -> dict[str, float]:
     }
 
 
-def _communication(
-    session: Session, tell: Callable[[str], None], quick: bool, load: float
-) -> Iterator[tuple[str, Curve]]:
+def _communication(session: Session, tell: Callable[[str], None], quick: bool, load: float) -> Fitted:
     """Curves of collectives by members of the group, and of messages; of groups that do not have a core each, what they
-    would take with one."""
-    sizes = QUICK_SIZES if quick else SIZES
+    would take with one. Where ranks do the work themselves, the time in which they ask for what is small."""
+    sizes, found, asked = QUICK_SIZES if quick else SIZES, Fitted(), list[float]()
     for members in groups(session.ranks):
         crowded = max(members * load / session.cores, 1.0) if session.cores else 1.0
         for kind in COLLECTIVES:
             tell(f"{kind} over {members} ranks")
-            points = [
-                (float(size), session.collective(kind, members, size, _times(size, quick)) / crowded) for size in sizes
-            ]
-            yield f"{kind}_{members}", fit_curve(points)
+            points = []
+            for size in sizes:
+                seconds, asking = session.collective(kind, members, size, _times(size, quick))
+                points.append((float(size), seconds / crowded))
+                asked += [asking] if size <= SMALL and members <= (session.cores or members) else []
+            found.curves[f"{kind}_{members}"] = fit_curve(points)
     tell("messages")
     if session.ranks > 1:
-        yield "send", fit_curve([(float(size), session.transfer(size, _times(size, quick))) for size in sizes])
+        points = [(float(size), session.transfer(size, _times(size, quick))) for size in sizes]
+        found.curves["send"] = fit_curve(points)
+    found.figures["issue_seconds"] = median(asked) if asked and session.cores else 0.0
+    return found
 
 
 def _times(size: int, quick: bool) -> int:
-    return 3 if quick else 4 if size > 1 << 21 else 20
+    return 3 if quick else 4 if size > 1 << 21 else 12

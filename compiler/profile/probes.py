@@ -108,6 +108,7 @@ def _shared(precision: str) -> tuple[Probe, ...]:
         {"context": 2, "context_form": "ring"},
         {"context": 2, "context_form": "ring", "context_order": "contiguous"},
         {"context": 2},
+        {"context": 2, "context_form": "heads"},
         {"tensor": 2, "loss_rows": 128},
     )
     return tuple(Probe(*w[:5], w[5], precision=precision, choices=c) for c in choices for w in widths)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from titan.runtime.drive import poll, settled
+from titan.runtime.drive import patience, poll, settled
 from titan.runtime.profile.pool import Member
 from titan.runtime.transport.base import Handle
 from titan.runtime.transport.process_group import ProcessGroupChannel, ProcessGroupCommunicator, backends
@@ -20,6 +20,7 @@ from torch._C._distributed_c10d import PrefixStore
 
 WARM_UP = 2
 ROUNDS = 3
+PRODUCTS = 6  # of matrices between two operations
 
 
 def _flat(c: ProcessGroupCommunicator, size: int, device: torch.device) -> Tensor:
@@ -38,8 +39,9 @@ def _operation(kind: str, c: ProcessGroupCommunicator, size: int, device: torch.
     }[kind]
 
 
-def _finish(member: Member, handle: Handle) -> None:
-    settled(handle, None)
+def _finish(member: Member, handle: Handle, members: int) -> None:
+    """Waits like one of so many ranks at work on this machine."""
+    settled(handle, None, patience(members))
     handle.result()
     member.synchronize()
 
@@ -54,41 +56,57 @@ def _communicator(member: Member, members: int, purpose: str) -> ProcessGroupCom
     return found
 
 
-def time_collective(member: Member, kind: str, members: int, size: int, times: int) -> float:
-    """Seconds that a collective of the first `members` ranks adds to a loop of compute."""
+class _Compute:
+    """A little compute, of about a millisecond on a core."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._a, self._b = torch.ones(128, 256, device=device), torch.ones(256, 512, device=device)
+
+    def __call__(self) -> None:
+        for _ in range(PRODUCTS):
+            torch.mm(self._a, self._b)
+
+
+def time_collective(member: Member, kind: str, members: int, size: int, times: int) -> tuple[float, float]:
+    """Seconds that a collective of the first `members` ranks adds to a loop of compute, and those of them in which the
+    rank asks for it."""
     if member.rank >= members:
-        return 0.0
+        return 0.0, 0.0
     group = _communicator(member, members, "probe")
-    operation = _operation(kind, group, size, member.device)
-    a, b = torch.ones(128, 256, device=member.device), torch.ones(256, 512, device=member.device)
+    operation, compute = _operation(kind, group, size, member.device), _Compute(member.device)
+    asking: list[float] = []
 
     def loop(communicates: bool, times: int) -> float:
-        _finish(member, group.all_reduce(torch.zeros(members, device=member.device), "sum"))
+        _finish(member, group.all_reduce(torch.zeros(members, device=member.device), "sum"), members)
         start = time.perf_counter()
         for _ in range(times):
-            torch.mm(a, b)
-            torch.mm(a, b)
+            compute()
             if communicates:
-                _finish(member, operation())
+                begun = time.perf_counter()
+                handle = operation()
+                asking.append(time.perf_counter() - begun)
+                _finish(member, handle, members)
         member.synchronize()
         return (time.perf_counter() - start) / times
 
     loop(True, WARM_UP)
+    asking.clear()
     found = [loop(True, times) - loop(False, times) for _ in range(ROUNDS)]
-    return sorted(found)[ROUNDS // 2]
+    return sorted(found)[ROUNDS // 2], sum(asking) / len(asking)
 
 
-def _times(member: Member, operation: Callable[[], Handle], times: int) -> list[float]:
+def _times(member: Member, operation: Callable[[], Handle], members: int, times: int) -> list[float]:
     found = []
     for _ in range(WARM_UP + times):
         start = time.perf_counter()
-        _finish(member, operation())
+        _finish(member, operation(), members)
         found.append(time.perf_counter() - start)
     return found[WARM_UP:]
 
 
 def time_transfer(member: Member, size: int, times: int) -> list[float]:
-    """Seconds of a message of `size` bytes: half of there and back, between ranks 0 and 1."""
+    """Seconds of a message of `size` bytes between ranks 0 and 1, in each of some rounds of there and back: what is not
+    the compute that each does before it sends."""
     if member.rank > 1:
         return []
     channels: list[ProcessGroupChannel] = []
@@ -99,22 +117,28 @@ def time_transfer(member: Member, size: int, times: int) -> list[float]:
             backend = backends(member.device)(PrefixStore(key, member.store), position, 2)
             member.kept[key] = ProcessGroupChannel(backend, position, member.device)
         channels.append(member.kept[key])
-    value = torch.zeros(max(size // 4, 1), device=member.device)
+    value, compute = torch.zeros(max(size // 4, 1), device=member.device), _Compute(member.device)
 
     def send(channel: ProcessGroupChannel) -> None:
-        _finish(member, channel.send(value))
+        _finish(member, channel.send(value), 2)
 
     def receive(channel: ProcessGroupChannel) -> None:
-        _finish(member, channel.recv(tuple(value.shape), value.dtype))
+        _finish(member, channel.recv(tuple(value.shape), value.dtype), 2)
 
-    found = []
-    there, back = channels
-    for _ in range(WARM_UP + times):
+    def loop(communicates: bool, times: int) -> float:
+        """Seconds of a round: either rank computes and sends in its turn, or computes for both turns."""
         start = time.perf_counter()
-        for first, channel in ((True, there), (False, back)):
-            (send if (member.rank == 0) == first else receive)(channel)
-        found.append((time.perf_counter() - start) / 2)
-    return found[WARM_UP:]
+        for _ in range(times):
+            for turn in (0, 1):
+                if not communicates or turn == member.rank:
+                    compute()
+                if communicates:
+                    (send if turn == member.rank else receive)(channels[turn])
+        member.synchronize()
+        return (time.perf_counter() - start) / times
+
+    loop(True, WARM_UP)
+    return [(loop(True, times) - loop(False, times)) / 2 for _ in range(ROUNDS)]
 
 
 def time_overlap(member: Member, members: int, size: int, times: int) -> list[tuple[float, float, float]]:
@@ -130,26 +154,26 @@ def time_overlap(member: Member, members: int, size: int, times: int) -> list[tu
         for _ in range(number):
             torch.mm(a, b)
 
-    collective = sorted(_times(member, operation, 5))[2]
+    collective = sorted(_times(member, operation, members, 5))[2]
     start = time.perf_counter()
     compute(20)
     member.synchronize()
     one = (time.perf_counter() - start) / 20
     both = torch.tensor([collective, one])
-    _finish(member, group.all_reduce_in_place(both))  # all members do the same number
+    _finish(member, group.all_reduce_in_place(both), members)  # all members do the same number
     number = int(2.5 * float(both[0] / both[1])) + 1
     found = []
     for _ in range(times):
         seconds = []
         for communicates, computes in ((True, False), (False, True), (True, True)):
-            _finish(member, _operation("all_reduce", group, 4 * members, member.device)())
+            _finish(member, _operation("all_reduce", group, 4 * members, member.device)(), members)
             start = time.perf_counter()
             handle = operation() if communicates else None
             if computes:
                 compute(number)
                 member.synchronize()
             if handle is not None:
-                _finish(member, handle)
+                _finish(member, handle, members)
             seconds.append(time.perf_counter() - start)
         found.append((seconds[0], seconds[1], seconds[2]))
     return found
@@ -208,7 +232,7 @@ def rank_memory(member: Member) -> dict[str, Any]:
         if member.rank < 2:
             backend = backends(member.device)(PrefixStore(f"memory/{k}", member.store), member.rank, 2)
             group = ProcessGroupCommunicator((0, 1), member.rank, backend, member.device)
-            _finish(member, group.all_reduce(torch.zeros(1024), "sum"))
+            _finish(member, group.all_reduce(torch.zeros(1024), "sum"), 2)
             held.append(group)
     return {"total": 0, "base": base, "communicator": max(_resident() - base, 0) // number}
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from titan.compiler.plan.program import Plan
-from titan.runtime.drive import SPIN
+from titan.runtime.drive import SHARING
 from titan.runtime.local import choose_device
 from titan.runtime.profile import communication
 from titan.runtime.profile.operators import Key, watch
@@ -54,14 +54,16 @@ class Session(AbstractContextManager["Session"]):
         members = self.alone if plan.mesh.world_size == 1 else plan.mesh.world_size
         return self._pool.call(watch, plan, members, self._generation, steps)[:members]
 
-    def collective(self, kind: str, members: int, size: int, times: int) -> float:
-        """Seconds of a collective between computations, for the mean member."""
+    def collective(self, kind: str, members: int, size: int, times: int) -> tuple[float, float]:
+        """Seconds of a collective between computations, for the mean member, and those in which it asks for it."""
         found = self._pool.call(communication.time_collective, kind, members, size, times)[:members]
-        return max(float(mean(found)), 1e-7)
+        seconds, asking = (float(mean(column)) for column in zip(*found, strict=True))
+        return max(seconds, 1e-7), asking
 
     def transfer(self, size: int, times: int) -> float:
-        """Median seconds of one message."""
-        return float(median(self._pool.call(communication.time_transfer, size, times)[0]))
+        """Seconds of one message between computations."""
+        found = self._pool.call(communication.time_transfer, size, times)[:2]
+        return max(float(mean(median(rounds) for rounds in found)), 1e-7)
 
     def overlap(self, size: int, times: int) -> tuple[float, float, float]:
         """Median seconds of a gather, of compute, and of both at once, in as many ranks as run without sharing."""
@@ -78,7 +80,7 @@ class Session(AbstractContextManager["Session"]):
             mean(self._pool.call(communication.time_polling, self.alone, n, seconds)[: self.alone])
             for n in (0, waiting)
         )
-        return max(alone / beside - 1.0, 0.0) * self.alone / waiting, SPIN
+        return max(alone / beside - 1.0, 0.0) * self.alone / waiting, SHARING
 
     def stream(self, size: int, times: int) -> float:
         """Median bytes per second of one rank's copies while all that run without sharing copy."""

@@ -15,10 +15,11 @@ from titan.compiler.plan.program import Block, BlockCall, Plan, Role
 
 
 class FixedPrices:
-    """Random but fixed prices by opcode, unit and stream; transfers have one price per register on both sides."""
+    """Random but fixed prices by opcode, unit and stream; transfers have one price per register on both sides.
+    `issue`: of a price, what its rank is at work itself."""
 
-    def __init__(self, seed: int, slowdown: float = 1.0) -> None:
-        self.seed = seed
+    def __init__(self, seed: int, slowdown: float = 1.0, issue: int = 0) -> None:
+        self.seed, self.issue = seed, issue
         self.machine = SimpleNamespace(figures={"overlap_slowdown": slowdown}, cores=0)
 
     def price(self, role: Role, i: Instruction) -> int:
@@ -135,6 +136,7 @@ def naive_times(plan: Plan, prices: FixedPrices) -> int:
                     clocks[r] = [position + 1, max(clock, value)]
                     makespan = max(makespan, value)
                 elif i.row.asynchronous:
+                    clock, cost = clock + prices.issue, max(cost - prices.issue, 0)
                     if i.row.kind == "transfer" or i.group == "all":
                         if i.group == "all":
                             key, side, sides_number = ("all", i.stream), r, len(plan.roles)
@@ -162,7 +164,7 @@ def test_equals_the_naive_walk(seed: int) -> None:
     chance = random.Random(seed)
     roles, micro_batches = chance.randrange(1, 6), chance.randrange(1, 9)
     plan = pipeline_plan(roles, micro_batches, [chance.randrange(1, 4) for _ in range(roles)])
-    prices = FixedPrices(seed)
+    prices = FixedPrices(seed, issue=seed % 3 * 40)
     timeline = simulate(plan, prices=prices)
     assert timeline.step == naive_times(plan, prices)
     for role in timeline.roles:

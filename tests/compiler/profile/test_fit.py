@@ -21,11 +21,10 @@ from titan.compiler.profile.fit import (
     fit_curve,
     fit_instructions,
     fit_operators,
-    in_a_row,
     key_of,
     peak_rate,
     samples_of,
-    stretched,
+    shares_of,
 )
 from titan.compiler.profile.measure import Measured
 from titan.compiler.profile.probes import Probe, plan_of
@@ -100,15 +99,21 @@ def test_the_interpreters_own_time_comes_back(probed: list[tuple[Plan, list[Watc
     assert found.curves["optimizer_step"](1e5) == pytest.approx(1e-3, rel=1e-3)
 
 
-def test_what_lies_between_operators_of_long_segments_comes_back() -> None:
+def test_what_operators_take_more_in_their_segment_comes_back_by_segment_and_pass() -> None:
     plan = plan_of(Probe(512, 1536, 4, 256, 512))
     once = watched(plan)
     order = [i for *_, i in plan.role_of(0).instructions("train")]
-    own = {n: once.instructions[0][n] for n, i in enumerate(order) if i.opcode in ("forward", "backward")}
-    step = [1.2 * own[n] if n in own else t for n, t in enumerate(once.instructions[0])]
-    found = in_a_row([(plan, [Watched(once.operators, [step])])], HOST, AROUND)
-    assert found == pytest.approx(1.2, rel=0.02)
-    assert stretched(Curve((1.0, 2.0), (3.0, 4.0)), 2.0) == Curve((1.0, 2.0), (6.0, 8.0))
+    longer = {"forward": 0.8, "backward": 1.2}
+    step = [longer.get(i.opcode, 1.0) * t for i, t in zip(order, once.instructions[0], strict=True)]
+    ranks = [Watched(once.operators, [step])]
+    found = shares_of(plan, ranks, HOST, AROUND)
+    assert {opcode for _, opcode in found} == {*longer}
+    for (_, opcode), share in found.items():
+        assert share == pytest.approx(longer[opcode], rel=0.05)
+    plain = list(samples_of(plan, ranks))
+    for one, other in zip(plain, samples_of(plan, ranks, {("s0", "backward"): 3.0}), strict=True):
+        inside = one.phase != "forward" and one.call in plan.segment_table["s0"].body
+        assert other.seconds == pytest.approx(one.seconds * (3.0 if inside else 1.0))
 
 
 def test_curves_rise_and_stay_short() -> None:
