@@ -49,6 +49,7 @@ REFINING = 12_000  # block calls of the changes of the best plan that are compil
 UNSURE = 1.25  # times the limit, by estimate: whether such a plan fits is for its own ledger to say
 FEWEST = 10  # changes of the best plan that are worth trying when as many can be compiled
 MENDABLE = 1.15  # of the limit: a plan that holds more than estimated by more than that is left to the next
+MESH = ("pipeline", "data", "context", "tensor")
 TRIES = 24  # compiled plans that turn out not to fit before the search gives up
 
 
@@ -99,7 +100,12 @@ def estimator_of(spec: Spec, machine: Machine | None = None) -> Estimator:
     machine = machine or read_machine(spec.cluster.model_dump())
     product = "f8" if spec.train.precision == "fp8" else ""
     shape = read_shape(spec.model.model_dump(), spec.train.sequence, COMPUTE_DTYPE[spec.train.precision], product)
-    return Estimator(machine, shape, spec.train.global_batch)
+    found = Estimator(machine, shape, spec.train.global_batch)
+    if machine.curves:
+        from titan.compiler.search.calibrate import longer_than_closed
+
+        found.longer = longer_than_closed(spec, found)
+    return found
 
 
 def fitting_by_estimate(spec: Spec) -> list[Candidate]:
@@ -174,6 +180,8 @@ def _best(spec: Spec, estimator: Estimator, space: Space, risk: bool, likely: Ca
         ranked, lost = affordable(fitting, LARGE, MARGIN)
         ranked = with_kept_logits(spec, estimator, ranked, closed)
         ranked = with_schedules(spec, estimator, ranked, closed)
+        if estimator.machine.cores:
+            ranked = list(dict.fromkeys((*_one_each(ranked, *MESH, "micro_batch"), *ranked)))
         ranked += near
         finalists = _compile(spec, estimator, ranked, (*ranked, *fitting, *others), closed, verdicts, likely)
         if finalists:
@@ -218,16 +226,16 @@ def _rivals(spec: Spec, estimator: Estimator, priced: int, finalists: list[Final
     space = enumerate_space(other)
     fitting = price(other, estimator, space, closed).fitting if space.families else []
     best = min(f.timeline.seconds for f in finalists)
-    ranked = with_schedules(spec, estimator, _one_per_mesh(affordable(fitting, LARGE, MARGIN)[0]), closed)
+    ranked = with_schedules(spec, estimator, _one_each(affordable(fitting, LARGE, MARGIN)[0], *MESH), closed)
     small = [c for c in ranked if c.work <= WORK and c.written <= WRITTEN]
-    return [c for c in _one_per_mesh(small) if c.estimate.seconds < best][:FINALISTS]
+    return [c for c in _one_each(small, *MESH) if c.estimate.seconds < best][:FINALISTS]
 
 
-def _one_per_mesh(candidates: list[Candidate]) -> list[Candidate]:
-    """The first of every mesh: what the closed forms miss they miss for all plans on it."""
-    found: dict[tuple[int, ...], Candidate] = {}
+def _one_each(candidates: list[Candidate], *choices: str) -> list[Candidate]:
+    """The first with every value of some choices: what closed forms miss they miss for all plans that share them."""
+    found: dict[tuple[object, ...], Candidate] = {}
     for c in candidates:
-        found.setdefault((c.strategy.pipeline, c.strategy.data, c.strategy.context, c.strategy.tensor), c)
+        found.setdefault(tuple(getattr(c.strategy, name) for name in choices), c)
     return list(found.values())
 
 
