@@ -2,9 +2,10 @@
 
     python -m tests.benchmarks.layouts_here [--quick] [--json] [--profile machine.titan] [--rounds N] [--keep FILE]
 
-The machine is profiled first (or was before: `--profile`), then every layout's steps are timed in interleaved rounds by
-processes that hold all of them, so that whatever slows the machine meets all alike. With `--keep`, times are added to
-those in a file, so that it can be done in parts: `--model llama --rounds 2`, once more, ..., `--rounds 0` to report.
+The machine is profiled first (or was before: `--profile`), then every layout's steps are timed in interleaved rounds,
+so that whatever slows the machine meets all alike; each time in processes of its own, as a run has them: what other
+programs leave in the memory of a process slows its steps. With `--keep`, times are added to those in a file, so that it
+can be done in parts: `--model llama --rounds 2`, once more, ..., `--rounds 0` to report.
 
 layouts                number of layouts of 2 and 4 ranks whose step was predicted and measured
 median_abs_pct         median of |predicted - measured| / measured over them, in percent; measured: median of all steps
@@ -36,7 +37,8 @@ from titan.runtime.profile.pool import Pool
 from tests.benchmarks.layouts_here import programs
 from tests.benchmarks.layouts_here.cases import MODELS, Case, cases, layouts, plan_of
 
-STEPS = 2  # of a layout in each round
+STEPS = 4  # of a layout that are timed in each round
+WARM_UP = 1  # steps before them, after those that show the peak
 NEAR = 0.05
 
 
@@ -100,16 +102,16 @@ def identity(plan: Plan) -> str:
 
 
 def measure(rows: list[Row], rounds: int, keep: Path | None) -> None:
-    """Times and peaks of all rows, in one pool."""
-    with Pool(max(row.plan.mesh.world_size for row in rows)) as pool:
-        for k, row in enumerate(rows):
-            row.peak = max(pool.call(programs.load, row.plan, k))
-        for _ in range(rounds):
-            for k, row in enumerate(rows):
-                found = pool.call(programs.step, k, STEPS)
-                row.seconds += [max(ranks) for ranks in zip(*(f for f in found if f), strict=True)]
-            if keep is not None:
-                store(rows, keep)
+    """Times and peaks of all rows."""
+    for _ in range(rounds):
+        for row in rows:
+            with Pool(row.plan.mesh.world_size) as pool:
+                peaks = pool.call(programs.load, row.plan, not row.peak)
+                row.peak = row.peak or max(peaks)
+                found = pool.call(programs.steps, WARM_UP + STEPS)
+            row.seconds += [max(ranks) for ranks in zip(*found, strict=True)][WARM_UP:]
+        if keep is not None:
+            store(rows, keep)
 
 
 def kept(keep: Path | None) -> dict[str, Any]:
@@ -183,7 +185,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one model, ten cases, fewer rounds")
     parser.add_argument("--json", action="store_true", help="one object on stdout")
     parser.add_argument("--profile", type=Path, help="a file that `titan profile` wrote on this machine")
-    parser.add_argument("--rounds", type=int, help="interleaved rounds of two steps each; 0: report what is kept")
+    parser.add_argument("--rounds", type=int, help="interleaved rounds; 0: report what is kept")
     parser.add_argument("--keep", type=Path, help="file to which times are added, and from which they are reported")
     parser.add_argument("--model", choices=tuple(MODELS), help="only this model")
     given = parser.parse_args()
@@ -194,7 +196,7 @@ def main() -> None:
     for row in rows:
         earlier = kept(given.keep).get(row.key, {})
         row.peak, row.seconds = earlier.get("peak", 0), list(earlier.get("seconds", ()))
-    rounds = given.rounds if given.rounds is not None else 4 if given.quick else 8
+    rounds = given.rounds if given.rounds is not None else 4 if given.quick else 6
     if rounds:
         measure(rows, rounds, given.keep)
     unmeasured = [row.name for row in rows if not row.seconds]

@@ -1,4 +1,4 @@
-"""Plans of several layouts bound in the processes of one pool, so that their steps can be timed in turn."""
+"""A plan bound in the processes of a pool, whose steps can be timed."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tests.runtime.alone import Storages
 
 
 class Program:
-    """One plan on one rank."""
+    """A plan on one rank."""
 
-    def __init__(self, member: Member, plan: Plan, number: int) -> None:
-        transport = ProcessGroupTransport(plan, member.rank, member.store, member.device, generation=number)
+    def __init__(self, member: Member, plan: Plan) -> None:
+        transport = ProcessGroupTransport(plan, member.rank, member.store, member.device)
         source = SyntheticSource(int(plan.setting("model")["vocab"]), seed=1)
         with Storages() as self.storages:
             self.state = allocate(plan, member.rank, member.device)
@@ -40,17 +40,15 @@ class Program:
         return self.storages.peak
 
 
-def load(member: Member, plan: Plan, number: int) -> int:
-    """Binds a plan if this is one of its ranks and runs two steps; gives the peak of the second (0: not a rank)."""
-    if member.rank >= plan.mesh.world_size:
-        return 0
-    program = member.kept[f"program/{number}"] = Program(member, plan, number)
+def load(member: Member, plan: Plan, watched: bool) -> int:
+    """Binds the plan and runs a step, and one more whose peak it gives where that is to be `watched`."""
+    program = member.kept["program"] = Program(member, plan)
     program.step()
-    return program.peak()
+    return program.peak() if watched else 0
 
 
-def step(member: Member, number: int, times: int) -> list[float]:
-    """Seconds of so many steps of one plan on this rank."""
-    program: Program | None = member.kept.get(f"program/{number}")
+def steps(member: Member, times: int) -> list[float]:
+    """Seconds of so many steps on this rank."""
+    program: Program = member.kept["program"]
     member.meet()
-    return [program.step() for _ in range(times)] if program else []
+    return [program.step() for _ in range(times)]
