@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from titan.compiler.cost.curves import Curve
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.program import Plan
 from titan.compiler.profile.fit import (
     Watched,
