@@ -1,8 +1,8 @@
 """`dataclass`, as `dataclasses` has it, in a fifth of the time.
 
-The standard library compiles each method of a data class by itself and copies frozen fields by name; with some two
-hundred classes that is a third of what starting the compiler takes. Here it reads the fields alone, the methods of a
-class are compiled together, and a constructor fills slots directly.
+The standard library compiles six methods of a frozen class and copies its fields by name; with some two hundred classes
+that is a third of what starting the compiler takes. Here it reads the fields alone; what is compiled is a constructor,
+which fills slots directly, and comparison and hash where they are used.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _made(cls: type, frozen: bool, slots: bool, kw_only: bool) -> type:
         cls.__doc__ = cls.__name__  # otherwise made of the signature
     of_fields = dataclasses.dataclass(init=False, repr=False, eq=False, slots=slots, kw_only=kw_only)
     cls = of_fields(cls)
-    methods: dict[str, Any] = {"__repr__": _shown} | _compiled(cls, frozen)
+    methods = {"__init__": _constructor(cls, frozen), "__repr__": _shown, **_compared_later(cls, frozen)}
     if frozen:
         methods |= {"__setattr__": _refuse, "__delattr__": _refuse}
         if slots:
@@ -43,8 +43,7 @@ def _made(cls: type, frozen: bool, slots: bool, kw_only: bool) -> type:
     return cls
 
 
-def _compiled(cls: type, frozen: bool) -> dict[str, Any]:
-    """Constructor, comparison and hash of the class: nothing but text could be as fast."""
+def _constructor(cls: type, frozen: bool) -> Any:
     known: dict[str, Any] = {"_MISSING": MISSING, "_put": object.__setattr__}
     parameters: list[str] = []
     keywords: list[str] = []
@@ -62,20 +61,40 @@ def _compiled(cls: type, frozen: bool) -> dict[str, Any]:
     if hasattr(cls, "__post_init__"):
         body.append("self.__post_init__()")
     signature = ", ".join(["self", *parameters, *(["*", *keywords] if keywords else [])])
-    mine, other = (f"({''.join(f'{who}.{f.name}, ' for f in fields(cls) if f.compare)})" for who in ("self", "other"))
-    text = f"""
-def __init__({signature}):
-    {"; ".join(body) or "pass"}
-def __eq__(self, other):
-    return {mine} == {other} if other.__class__ is self.__class__ else NotImplemented
-"""
-    if frozen:
-        text += f"def __hash__(self):\n    return hash({mine})\n"
+    return _compiled(cls, f"def __init__({signature}): {'; '.join(body) or 'pass'}", known)["__init__"]
+
+
+def _compared_later(cls: Any, frozen: bool) -> dict[str, Any]:
+    """Comparison and hash, compiled when first asked for: one class in ten is."""
+
+    def __eq__(self: object, other: object) -> Any:
+        compile_both()
+        return cls.__eq__(self, other)
+
+    def __hash__(self: object) -> Any:
+        compile_both()
+        return cls.__hash__(self)
+
+    def compile_both() -> None:
+        mine, others = (
+            f"({''.join(f'{of}.{f.name}, ' for f in fields(cls) if f.compare)})" for of in ("self", "other")
+        )
+        equal = f"{mine} == {others} if other.__class__ is self.__class__ else NotImplemented"
+        text = f"def __eq__(self, other): return {equal}\ndef __hash__(self): return hash({mine})"
+        for name, method in _compiled(cls, text, {}).items():
+            if vars(cls)[name] in (__eq__, __hash__):
+                setattr(cls, name, method)
+
+    return {"__eq__": __eq__, "__hash__": __hash__ if frozen else None}
+
+
+def _compiled(cls: type, text: str, known: dict[str, Any]) -> dict[str, Any]:
+    """The functions of a text, named as tracebacks and messages name methods. Nothing but text could be as fast."""
     methods: dict[str, Any] = {}
     exec(text, known, methods)
-    for name, method in methods.items():  # as tracebacks and messages name it
+    for name, method in methods.items():
         method.__qualname__ = f"{cls.__qualname__}.{name}"
-    return methods if frozen else methods | {"__hash__": None}
+    return methods
 
 
 def _parameter(f: Field[Any], known: dict[str, Any]) -> str:
