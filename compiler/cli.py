@@ -107,6 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     if "torch" in sys.modules or code == INTERRUPTED:
         sys.stderr.flush()
         os._exit(code)
+    gc.freeze()  # all of it goes with the process: Python would look through it for cycles twice before
     sys.exit(code)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Collection
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from titan.compiler.graph.build import COMPUTE_DTYPE, build
@@ -24,6 +24,7 @@ from titan.compiler.passes.twins import Closing, Kind, Model, kind, phases_of
 from titan.compiler.passes.update import begin, counted, end, epilogue
 from titan.compiler.passes.window import sends_outstanding
 from titan.compiler.passes.zero import Choices, Sharding
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.layout import dual
 from titan.compiler.plan.mesh import Group, Mesh
 from titan.compiler.plan.operators import TensorType, statistics_dtype

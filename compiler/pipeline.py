@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from titan.compiler.garbage import rare_collections
+from titan.compiler.plan.frozen import dataclass
 
 if TYPE_CHECKING:
     from titan.compiler.plan.program import Plan

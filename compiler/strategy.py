@@ -5,11 +5,12 @@ Search decides, passes obey: a pass has no switches of its own, it reads a field
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 from math import gcd
 from typing import Any
 
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.mesh import Mesh
 from titan.compiler.schedules.order import Order
 from titan.compiler.schedules.registry import schedule_row

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from titan.grammar.diagnostics import Span
 
 
-@dataclass(frozen=True, slots=True)
-class Quantity:
+class Quantity(NamedTuple):
     """A number with an optional unit, lexed as one token: `80 GiB`, `400 Gb/s`, `4Mi tokens`, `92%`, `3e-4`.
 
     `value` is in base units (bytes, bytes per second, FLOP/s, seconds, tokens, fraction for `%`); `dimension` names the
@@ -23,14 +22,12 @@ class Quantity:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class String:
+class String(NamedTuple):
     span: Span
     value: str
 
 
-@dataclass(frozen=True, slots=True)
-class Name:
+class Name(NamedTuple):
     """A dotted name: `llama.llama3_70b`, `auto`, `bf16`, `true`."""
 
     span: Span
@@ -41,14 +38,12 @@ class Name:
         return ".".join(self.parts)
 
 
-@dataclass(frozen=True, slots=True)
-class ListOf:
+class ListOf(NamedTuple):
     span: Span
     items: tuple[Expression, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """`tokens("corpus.bin")`: a name applied to positional arguments."""
 
     span: Span
@@ -56,8 +51,7 @@ class Call:
     arguments: tuple[Expression, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(NamedTuple):
     """`adamw { learning_rate = 3e-4 }`; a bare `{ ... }` has an empty name."""
 
     span: Span
@@ -65,8 +59,7 @@ class Block:
     entries: tuple[Entry, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class With:
+class With(NamedTuple):
     """`base with { nodes = 128 }`."""
 
     span: Span
@@ -74,8 +67,7 @@ class With:
     entries: tuple[Entry, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Binary:
+class Binary(NamedTuple):
     """`left operator right` with operator one of + - * /."""
 
     span: Span
@@ -87,8 +79,7 @@ class Binary:
 Expression = Quantity | String | Name | ListOf | Call | Block | With | Binary
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """`key relation value` inside a block or at the top level; relation is one of `=`, `<=`, `>=`, `in`."""
 
     span: Span
@@ -97,14 +88,12 @@ class Entry:
     value: Expression
 
 
-@dataclass(frozen=True, slots=True)
-class Import:
+class Import(NamedTuple):
     span: Span
     name: Name
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
+class Section(NamedTuple):
     """A top-level named block: `train { ... }`, `parallel { ... }`."""
 
     span: Span
@@ -112,8 +101,7 @@ class Section:
     entries: tuple[Entry, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Limit:
+class Limit(NamedTuple):
     """One condition of an objective: `memory <= 92% of device`; `of` is the name after `of`, if any."""
 
     span: Span
@@ -123,8 +111,7 @@ class Limit:
     of: Name | None
 
 
-@dataclass(frozen=True, slots=True)
-class Objective:
+class Objective(NamedTuple):
     """`minimize step_time subject to memory <= 92% of device, ...` (or `maximize`)."""
 
     span: Span
@@ -136,8 +123,7 @@ class Objective:
 Statement = Import | Entry | Section | Objective
 
 
-@dataclass(frozen=True, slots=True)
-class SyntaxTree:
+class SyntaxTree(NamedTuple):
     path: str
     source: str
-    statements: tuple[Statement, ...] = field(default=())
+    statements: tuple[Statement, ...] = ()

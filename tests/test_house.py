@@ -92,6 +92,15 @@ def test_the_compiler_never_imports_torch_or_the_runtime() -> None:
         assert not any(under(name, "titan.runtime") for name in imported(file)), file
 
 
+def test_the_compiler_makes_its_data_classes_quickly() -> None:
+    """With those of the standard library starting takes a quarter longer."""
+    quick = ROOT / "compiler/plan/frozen.py"
+    for file in sources("compiler"):
+        for node in ast.walk(tree(file)):
+            if isinstance(node, ast.ImportFrom) and node.module == "dataclasses" and file != quick:
+                assert all(alias.name != "dataclass" for alias in node.names), f"{file}: import it from {quick}"
+
+
 def test_the_runtime_imports_nothing_of_the_compiler_but_the_plan() -> None:
     for file in sources("runtime"):
         assert third_party(file) <= {"torch", "numpy", "rich", "safetensors", "tokenizers"}, file

@@ -7,13 +7,14 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import click
 from titan.compiler.commands.output import binary, print_json
 from titan.compiler.commands.runtime import INSTALL
+from titan.compiler.plan.frozen import dataclass
 
 COMPILER_NEEDS = ("click", "lark", "networkx", "numpy", "pydantic", "rich")
 RUNTIME_NEEDS = ("torch", "safetensors", "tokenizers")

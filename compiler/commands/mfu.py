@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 from titan.compiler.commands.output import print_json, show, si
+from titan.compiler.plan.frozen import dataclass
 from titan.grammar.diagnostics import Diagnostic, TitanError
 
 if TYPE_CHECKING:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from titan.compiler.plan.frozen import dataclass
 from titan.grammar.diagnostics import Diagnostic, TitanError
 
 if TYPE_CHECKING:

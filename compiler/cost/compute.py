@@ -12,11 +12,11 @@ say how many it has.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 from titan.compiler.cost.curves import curve_name, operator_size
 from titan.compiler.cost.machine import Machine
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.mask import band_pairs
 from titan.compiler.plan.operators import DTYPE_BYTES, TensorType
 from titan.compiler.plan.program import Bucket

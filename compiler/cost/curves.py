@@ -16,10 +16,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import exp, log, prod
 from typing import Any
 
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.mask import band_pairs
 from titan.compiler.plan.operators import TensorType
 from titan.compiler.plan.segment import Call

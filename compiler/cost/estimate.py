@@ -7,7 +7,7 @@ identical layers are priced once per (tensor, context, sequence_parallel, contex
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from math import ceil, inf
 from typing import Any
 
@@ -20,6 +20,7 @@ from titan.compiler.cost.memory import upper_bound
 from titan.compiler.cost.network import transfer_seconds
 from titan.compiler.cost.offload import activation_seconds, state_seconds
 from titan.compiler.cost.shape import Shape
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.segment import TIERS
 from titan.compiler.schedules.order import Times
 from titan.compiler.schedules.registry import schedule_row

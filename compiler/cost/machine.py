@@ -6,10 +6,11 @@ It is read from the cluster of a plan's settings, so that a plan file can be pri
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from titan.compiler.cost.curves import Curve, read_curves
+from titan.compiler.plan.frozen import dataclass
 
 # plan dtype -> name of the peak in a cluster's device
 PEAK_OF = {"f8": "fp8", "bf16": "bf16", "f16": "fp16", "f32": "fp32", "f64": "fp64"}

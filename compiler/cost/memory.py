@@ -8,9 +8,9 @@ Under-predicting is the worse error, so there is a point, an upper bound and a v
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from titan.compiler.cost.machine import Machine, read_machine
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.host import host_memory
 from titan.compiler.plan.listing import distinct
 from titan.compiler.plan.program import Block, Plan, Role

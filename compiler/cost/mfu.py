@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from titan.compiler.cost.shape import latent_products
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.listing import weighted
 from titan.compiler.plan.program import Block, Plan, Role
 from titan.compiler.plan.sizes import Sizes

@@ -8,10 +8,10 @@ own adapter, so a node's share of a ring crosses the network `local` times as fa
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from math import ceil, gcd, log2, prod
 
 from titan.compiler.cost.machine import Machine
+from titan.compiler.plan.frozen import dataclass
 
 Stride = tuple[int, int]  # (distance between neighbours in ranks, number of members)
 

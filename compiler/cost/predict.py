@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from titan.compiler.cost.bound import lower_bound
@@ -12,6 +11,7 @@ from titan.compiler.cost.mfu import ModelFlops, Utilisation, executed_flops, mod
 from titan.compiler.cost.simulate import simulate
 from titan.compiler.cost.timeline import Timeline
 from titan.compiler.graph.build import COMPUTE_DTYPE
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.program import Plan
 
 

@@ -6,9 +6,9 @@ A round of a role ends where it comes to a micro-batch for the first time, the s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from operator import and_, eq, sub
 
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.program import BlockCall
 
 FEWEST = 8  # rounds that are worth looking at

@@ -9,7 +9,9 @@ each moment by `max(1, load / cores)`.
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from titan.compiler.plan.frozen import dataclass
 
 
 @dataclass(slots=True)

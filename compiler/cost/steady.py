@@ -10,11 +10,11 @@ of two: it counts as that moment. The number of a micro-batch only says which co
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TypeVar
 
 from titan.compiler.cost.meetings import UNKNOWN, Meeting, Network
 from titan.compiler.cost.walker import Walker
+from titan.compiler.plan.frozen import dataclass
 
 V = TypeVar("V")
 

@@ -8,9 +8,9 @@ result is kept under them: in a repeating schedule nearly every call finds it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from titan.compiler.plan.alike import Like
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.instruction import FROM_HOST, TO_HOST, Instruction, base_name
 from titan.compiler.plan.listing import Renaming, Stretch, copies, distinct, stretches, went_on
 from titan.compiler.plan.program import Block, Role

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from titan.compiler.cost.shared_cores import Clock
+from titan.compiler.plan.frozen import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from titan.compiler.cost.meetings import UNKNOWN, Channel, Meeting, Network
 from titan.compiler.cost.strands import WAIT, BlockPieces, Event, Outcome, Strand, run_strand
 from titan.compiler.cost.timeline import RoleTime
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.program import BlockCall
 
 Key = int | tuple[int, ...]  # what is active alone, or that, the streams' clocks and the imports

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from titan.compiler.graph.model_graph import ModelGraph, Op, Part, Value
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.mesh import Mesh
 from titan.compiler.plan.operators import Attribute, statistics_dtype
 from titan.compiler.strategy import Strategy

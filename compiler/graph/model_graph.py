@@ -5,10 +5,11 @@ Identical layers are one part: everything is derived once for a kind of layer an
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from math import prod
 
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.layout import Layout, sharded_by
 from titan.compiler.plan.mesh import Mesh
 from titan.compiler.plan.operators import OPERATORS, Attribute, Operator, TensorType

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property, partial
 
 from titan.compiler.graph.model_graph import Convert, ModelGraph, Part
@@ -13,6 +13,7 @@ from titan.compiler.passes.liveness import outside_reads
 from titan.compiler.passes.recompute import Layer, Tiers, alternatives
 from titan.compiler.passes.ring import arrive, leading, pass_on, visited_last
 from titan.compiler.passes.transpose import Transpose, again, collective
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.instruction import Instruction
 from titan.compiler.plan.segment import TIERS, Segment, bind
 from titan.compiler.strategy import Strategy

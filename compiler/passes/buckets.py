@@ -12,12 +12,13 @@ gradient of a layer alive until its backward to weights.
 from __future__ import annotations
 
 from collections.abc import Iterator, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 from titan.compiler.graph.model_graph import ModelGraph, Part, Value
 from titan.compiler.passes.layouts import group_name
 from titan.compiler.passes.zero import BETWEEN
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.mesh import Group, Mesh
 from titan.compiler.plan.operators import TensorType
 from titan.compiler.plan.program import Bucket, Parameter

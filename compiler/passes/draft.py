@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.instruction import Instruction
 from titan.compiler.plan.listing import Renamed, Renaming
 from titan.compiler.plan.segment import parse_unit

@@ -7,9 +7,10 @@ where an operand's layout differs, a conversion from the one table (`compiler/pl
 from __future__ import annotations
 
 from collections.abc import Set
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from titan.compiler.graph.model_graph import Convert, ModelGraph, Op, Part, Value, active_factors, op_labels
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.layout import Layout, conversion, state
 from titan.compiler.plan.mesh import Mesh
 from titan.compiler.plan.operators import Attribute, result_state

@@ -9,11 +9,12 @@ sends ends in a block of its own (`stow`) after the next element of the order, s
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from titan.compiler.passes.blocks import Chunk
 from titan.compiler.passes.draft import Draft, stretches
 from titan.compiler.passes.overlap import Early
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.instruction import BACK, FROM_HOST, HOST, TO_HOST, Instruction, base_name
 from titan.compiler.plan.program import Block, BlockCall
 from titan.compiler.strategy import Strategy

@@ -11,12 +11,13 @@ gather or exchange. In an adaptive plan it repeats none at all: then ranks may c
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from titan.compiler.graph.model_graph import Convert, ModelGraph, Part
 from titan.compiler.passes.transpose import collective
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.instruction import Instruction
 from titan.compiler.plan.segment import TIERS, Call, Rebuild, Segment
 from titan.compiler.strategy import Strategy

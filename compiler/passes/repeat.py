@@ -8,11 +8,12 @@ run: its blocks are written, and the instructions of the layer in the middle are
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import groupby, pairwise
 
 from titan.compiler.graph.model_graph import ModelGraph
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.instruction import Instruction
 from titan.compiler.plan.listing import Listing, Renaming, Stretch, centre, layers_of, names_of
 from titan.compiler.plan.program import Block

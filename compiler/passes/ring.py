@@ -9,10 +9,11 @@ after the last hop; the keys and values themselves are not kept but travel with 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import zip_longest
 
 from titan.compiler.graph.model_graph import Convert, ModelGraph, Op, Part, active_factors
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.instruction import Instruction
 from titan.compiler.plan.mesh import Mesh
 from titan.compiler.plan.operators import statistics_dtype

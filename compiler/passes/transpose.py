@@ -7,10 +7,11 @@ there.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from titan.compiler.graph.model_graph import Convert, Part
 from titan.compiler.passes.ring import Rotation, arrive, homeward, leading, pass_on, rotations
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.instruction import Instruction
 from titan.compiler.plan.mesh import Mesh
 from titan.compiler.plan.operators import Attribute

@@ -7,13 +7,14 @@ else of it than what `Kind` holds, with layers counted from the rank's first; of
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from titan.compiler.passes.ahead import Orders
 from titan.compiler.passes.buckets import parameter_names
 from titan.compiler.passes.draft import Likeness
 from titan.compiler.passes.offload import Away
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.listing import Renamed, Renaming
 from titan.compiler.plan.program import Block, BlockCall, Bucket
 

@@ -19,13 +19,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from operator import itemgetter
 
 from titan.compiler.passes.draft import Draft, Twin
 from titan.compiler.passes.liveness import liveness
 from titan.compiler.passes.overlap import NEXT, OWN, Early, Overlap, overlap
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.instruction import Instruction
 from titan.compiler.plan.listing import Renaming
 from titan.compiler.plan.program import Block, BlockCall, Bucket

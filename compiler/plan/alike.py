@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.listing import NAMES, Renamed, Renaming, distinct, layers_of, names_of, stretches
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ is the rank that holds most.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.mask import Square, squares
 from titan.compiler.plan.sequence import visible
 from titan.compiler.plan.tensor import DTYPE_BYTES, Attribute, TensorType, statistics_dtype

@@ -8,10 +8,11 @@ has a root: a value that was given to it (`x` a kept value, `d.x` a gradient), o
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 
 from titan.compiler.plan.chains import chain_operands, chains
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.operators import DTYPE_BYTES, statistics_dtype
 from titan.compiler.plan.scratch import call_scratch, weight_scratch
 from titan.compiler.plan.segment import Call, Segment

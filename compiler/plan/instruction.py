@@ -9,9 +9,10 @@ Names of buffers are declared in the plan's header (`p.l0` parameters, `g.l0` gr
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.opcodes import OPCODES, Opcode
 from titan.compiler.plan.operators import Attribute
 

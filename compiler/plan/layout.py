@@ -10,8 +10,9 @@ table; every collective of a plan's graph comes from it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
+
+from titan.compiler.plan.frozen import dataclass
 
 Layout = tuple[tuple[str, str], ...]  # ((factor, state), ...); states "R", "P", "M", "V0", "V1", ...
 

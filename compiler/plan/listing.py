@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING, TypeVar, overload
+
+from titan.compiler.plan.frozen import dataclass
 
 if TYPE_CHECKING:
     from titan.compiler.plan.instruction import Instruction

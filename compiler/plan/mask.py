@@ -7,8 +7,9 @@ That band is cut into squares that kernels know: seen whole, or up to a diagonal
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise
+
+from titan.compiler.plan.frozen import dataclass
 
 Run = tuple[int, int]  # first position, number of positions
 

@@ -7,9 +7,10 @@ with `*` (`data*context`), or one of the plan's declared groups that hold ranks 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
+
+from titan.compiler.plan.frozen import dataclass
 
 AXES = ("region", "pipeline", "data", "context", "tensor")
 

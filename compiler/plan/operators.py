@@ -9,8 +9,8 @@ the gradient is to be summed later. Labels in `whole` may not be sharded.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.mixture import (
     combine_type,
     dispatch_type,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import cached_property
 from operator import attrgetter
 from typing import Any
 
 from titan.compiler.plan.alike import Like, alike
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.instruction import Instruction, base_name, unroll
 from titan.compiler.plan.listing import stretches, text
 from titan.compiler.plan.mesh import Group, Mesh

@@ -8,8 +8,8 @@ compute, as gathers of sharded parameters do, then waits for products that it do
 from __future__ import annotations
 
 from collections.abc import MutableMapping
-from dataclasses import dataclass
 
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.listing import distinct
 from titan.compiler.plan.program import Plan
 

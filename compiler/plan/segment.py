@@ -6,9 +6,9 @@ binding: `.attn.q.weight` bound by unit `s0.l5` is `layers.5.attn.q.weight`; oth
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.operators import OPERATORS, Attribute, Operator, TensorType
 
 

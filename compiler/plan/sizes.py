@@ -10,13 +10,13 @@ pair of numbers per call, however long the blocks are.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from operator import add
 from typing import Any, TypeVar
 
 from titan.compiler.plan.alike import Like
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.inside import Inside
 from titan.compiler.plan.instruction import HOST, Instruction, base_name, original, type_name
 from titan.compiler.plan.listing import Renaming, copies, distinct, stretches

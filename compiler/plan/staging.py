@@ -6,9 +6,9 @@ gloo, a scatter is an exchange of parts that are then added, and a sum of little
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.instruction import Instruction
 from titan.compiler.plan.operators import TensorType
 

@@ -8,10 +8,11 @@ is counted by its registers' sizes, so blocks add up.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.instruction import base_name
 from titan.compiler.plan.listing import Renaming, Stretch, stretches, went_on
 from titan.compiler.plan.segment import Segment, parse_unit

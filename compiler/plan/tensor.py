@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from math import prod
 
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.layout import Layout
 
 Attribute = int | float | str | bool

@@ -8,12 +8,13 @@ counts.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import exp, log
 from statistics import mean, median
 
 from titan.compiler.cost.curves import PRODUCTS, Curve, curve_name, operator_size
 from titan.compiler.cost.prices import FREE, Prices
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.instruction import Instruction
 from titan.compiler.plan.operators import TensorType
 from titan.compiler.plan.program import Plan

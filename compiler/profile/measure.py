@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from statistics import median
 from typing import Any, Protocol
 
 from titan.compiler.cost.curves import Curve
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.program import Plan
 from titan.compiler.profile.fit import (
     Fitted,

@@ -6,11 +6,12 @@ operators that only a sharded model has.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from titan.compiler.lower import lower
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.program import Plan
 from titan.compiler.spec.resolve import resolve
 from titan.compiler.strategy import Strategy

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.listing import weighted
 from titan.compiler.plan.program import Parameter, Plan, Role
 from titan.compiler.plan.sizes import Sizes, memory_by_component

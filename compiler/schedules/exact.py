@@ -7,10 +7,10 @@ is linear in the same binaries: what is kept at a forward is the forwards before
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING
 
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.schedules.listing import Costs
 from titan.compiler.schedules.order import Element, Order
 from titan.compiler.schedules.timetable import timetable

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from heapq import heappop, heappush
 
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.schedules.order import Element, Order
 from titan.compiler.schedules.timetable import Durations
 

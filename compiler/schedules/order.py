@@ -7,9 +7,10 @@ copies, the second numbered after the first. An element may be a pair whose inst
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, NamedTuple
+
+from titan.compiler.plan.frozen import dataclass
 
 if TYPE_CHECKING:
     from titan.compiler.schedules.wiring import Wiring

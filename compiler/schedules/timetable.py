@@ -5,8 +5,7 @@ Used to find how many sends must be outstanding, to cost candidate orders, and t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.schedules.order import Element, Order, Pair
 
 

@@ -21,7 +21,7 @@ and what is stored until backward, and leave out the smallest.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from heapq import heapify, heappop, heappush
 from itertools import product
 from math import inf
@@ -31,6 +31,7 @@ from titan.compiler.cost.bound import ideal
 from titan.compiler.cost.estimate import Estimator
 from titan.compiler.cost.layer import Cut, LayerCost, strided
 from titan.compiler.cost.network import transfer_seconds
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.search.candidates import FILLED
 from titan.compiler.search.forced import forced, tiers_of
 from titan.compiler.search.space import Space, allowed, options, schedules

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from titan.compiler.cost.estimate import Estimate, Estimator
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.schedules.registry import schedule_row
 from titan.compiler.search.loss import SHARE
 from titan.compiler.search.space import EXPERT_RULES, Family, Space, allowed, shardings

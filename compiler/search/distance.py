@@ -7,11 +7,11 @@ costs the memory of one more layer each time. So the distance grows as long as t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from titan.compiler.cost.simulate import simulate
 from titan.compiler.cost.timeline import Timeline
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.search.measured import measured
 from titan.compiler.search.reasons import gib
 

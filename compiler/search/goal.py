@@ -7,10 +7,11 @@ smaller cluster, and less memory is a smaller limit (the epsilon-constraint meth
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from titan.compiler.cost.memory import memory_ledger
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.search.search import SearchResult, fitting_by_estimate, ignored, memory_limit, search
 from titan.compiler.spec.devices import parts
 from titan.grammar.diagnostics import Diagnostic, Note, TitanError

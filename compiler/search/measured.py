@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from titan.compiler.cost.memory import MemoryLedger, memory_ledger
+from titan.compiler.plan.frozen import dataclass
 
 if TYPE_CHECKING:
     from titan.compiler.cost.machine import Machine

@@ -8,10 +8,11 @@ one choice, until nothing is faster; where there are few of them, before that wi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import product
 from typing import TYPE_CHECKING
 
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.schedules.registry import schedule_row
 from titan.compiler.search.loss import loss_rows
 from titan.compiler.search.space import allowed, options, schedules

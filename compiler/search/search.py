@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from titan.compiler.cost.memory import MemoryLedger
 from titan.compiler.cost.shape import read_shape
 from titan.compiler.cost.simulate import simulate
 from titan.compiler.cost.timeline import Timeline
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.search.bound import least_step
 from titan.compiler.search.candidates import LARGE, NEAR, Candidate, affordable, price, with_stages
 from titan.compiler.search.distance import Finalist

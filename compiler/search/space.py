@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.schedules.registry import SCHEDULES, schedule_row
 from titan.compiler.search.loss import loss_rows
 from titan.compiler.spec.divisors import divisors

@@ -11,13 +11,14 @@ holds less, and costs what that plan takes longer. So each layer is kept, rebuil
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil
 from typing import TYPE_CHECKING
 
 from titan.compiler.cost.memory import MemoryLedger
 from titan.compiler.cost.prices import Prices
 from titan.compiler.cost.simulate import simulate
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.listing import weighted
 from titan.compiler.plan.segment import TIERS
 from titan.compiler.plan.sizes import Sizes

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.search.goal import best
 from titan.compiler.search.search import SearchResult
 from titan.grammar.diagnostics import Diagnostic, TitanError

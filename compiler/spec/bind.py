@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.spec.kinds import KIND, LATER, NAME, Part
 from titan.compiler.spec.report import Refusal, Report, similar
 from titan.compiler.spec.synonyms import right_key

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
+
+from titan.compiler.plan.frozen import dataclass
 
 
 class Choices(Protocol):

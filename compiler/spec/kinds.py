@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.spec.values import Scalar
 
 KIND, NAME = "<kind>", "<name>"  # what a written block was called, beside its keys

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from math import prod
 
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.schedules.registry import SCHEDULES, legal_counts, schedule_row
 from titan.compiler.spec.breach import Breach, Choices
 from titan.compiler.spec.context_rules import (

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from titan.compiler.plan.frozen import dataclass
 from titan.grammar.diagnostics import Span
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.schedules.registry import SCHEDULES
 from titan.compiler.spec.order_file import read_schedule
 from titan.compiler.spec.report import Refusal, Report, similar

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Literal
 
 from pydantic import Field as Rule
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.spec.cluster import Cluster, Device, Efficiency, Link
 from titan.compiler.spec.kinds import Part
 from titan.compiler.spec.model import Attention, Dense, LayerGroup, Mla, Model, Moe, Rope, RopeScaling

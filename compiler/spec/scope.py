@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.spec.report import Refusal, Report, similar
 from titan.compiler.spec.values import Value
 from titan.grammar.diagnostics import Note, Span, TitanError

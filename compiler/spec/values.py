@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from titan.compiler.plan.frozen import dataclass
 from titan.grammar.diagnostics import Span
 
 

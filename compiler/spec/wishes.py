@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
+from titan.compiler.plan.frozen import dataclass
 from titan.grammar.diagnostics import Span
 
 

@@ -6,8 +6,9 @@ role's register names, one set per micro-batch parameter of the block.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.instruction import Instruction
 from titan.compiler.plan.program import Block, Role
 from titan.compiler.verify.findings import Finding, at

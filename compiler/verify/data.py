@@ -7,8 +7,7 @@ sequence may be filled up at its end with places that hold no token.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.instruction import Instruction, type_name
 from titan.compiler.plan.layout import sharded_by
 from titan.compiler.plan.program import Block, Plan, Role

@@ -14,10 +14,11 @@ be those of other layers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 from titan.compiler.plan.alike import PARAMETER, dotted
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.instruction import Instruction
 from titan.compiler.plan.listing import Listing, Renaming, Stretch, centre, layers_of, names_of, stretches, text
 from titan.compiler.plan.program import Block, BlockCall, Bucket, Buffer, Parameter, Plan, Role

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from titan.compiler.plan.alike import Like, alone
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.instruction import Instruction
 from titan.compiler.plan.program import Block, Plan, Role
 from titan.compiler.plan.text import instruction_text

@@ -9,8 +9,9 @@ be the transpose of forward, whoever wrote it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.instruction import BACK, Instruction, type_name
 from titan.compiler.plan.layout import dual
 from titan.compiler.plan.program import Block, Plan, Role

@@ -8,9 +8,10 @@ One micro-batch stands for all that run the same blocks (`flow`); the buffers of
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from titan.compiler.plan.alike import Like
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.program import Plan, Role
 from titan.compiler.plan.segment import bind, parse_unit
 from titan.compiler.verify.ahead import ahead

@@ -8,9 +8,9 @@ the transfers can disagree, and they do so for all ranks alike. Verifying roles 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from titan.compiler.plan.alike import Like
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.instruction import Instruction, type_name
 from titan.compiler.plan.listing import distinct
 from titan.compiler.plan.opcodes import OPCODES

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from titan.compiler.plan.alike import Like
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.instruction import Instruction
 from titan.compiler.plan.listing import distinct
 from titan.compiler.plan.program import Block, BlockCall, Plan, Role

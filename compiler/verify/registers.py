@@ -9,9 +9,10 @@ pending and no register alive, so what holds for one step holds for all.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from titan.compiler.plan.alike import Like
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.program import Plan, Role
 from titan.compiler.verify.block_registers import GONE, PENDING, VALUE, Masks, Outline, outline, split
 from titan.compiler.verify.findings import MOST, Finding, at, found_alike

@@ -8,9 +8,10 @@ j ranks is named by where it started and j, modulo the ring: so what comes aroun
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.instruction import Instruction, base_name, type_name
 from titan.compiler.plan.layout import sharded_by
 from titan.compiler.plan.mask import sees

@@ -5,8 +5,9 @@ used once in an update, cleared once; with sharded state the updated shards are 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.instruction import STATE, Instruction, base_name
 from titan.compiler.plan.program import Block, Bucket, Plan, Role
 from titan.compiler.verify.bodies import active

@@ -6,8 +6,9 @@ That such a register is written before it is read, and not touched while it is b
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.instruction import Instruction, base_name
 from titan.compiler.plan.program import Block, Plan, Role
 from titan.compiler.verify.findings import Finding, at

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any
 
 from hypothesis import strategies as st
@@ -19,15 +18,13 @@ line_end = st.sampled_from(["\n", "\n\n", "\n\n\n", "  # why\n", "\n# alone\n", 
 
 def bare(node: Any) -> Any:
     """A tree as nested tuples, without spans."""
-    if isinstance(node, tuple):
-        return tuple(bare(item) for item in node)
     if isinstance(node, syntax.Name):
         return ("Name", node.dotted)
     if isinstance(node, syntax.Quantity):
         return ("Quantity", node.value, node.dimension)
     if hasattr(node, "span"):
-        return (type(node).__name__, *(bare(getattr(node, f.name)) for f in fields(node) if f.name != "span"))
-    return node
+        return (type(node).__name__, *(bare(getattr(node, name)) for name in node._fields if name != "span"))
+    return tuple(bare(item) for item in node) if isinstance(node, tuple) else node
 
 
 def name_tree(text: str) -> Any:

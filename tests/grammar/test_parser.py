@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -184,9 +183,8 @@ def cut(source: str, span: Span) -> str:
 
 
 def nodes(tree: Any) -> list[Any]:
-    values = [getattr(tree, field.name) for field in dataclasses.fields(tree)]
-    inside = [item for value in values for item in (value if isinstance(value, tuple) else (value,))]
-    children = [n for n in inside if dataclasses.is_dataclass(n) and not isinstance(n, Span)]
+    inside = [item for value in tree for item in (value if type(value) is tuple else (value,))]
+    children = [n for n in inside if hasattr(n, "_fields")]
     return [tree, *(node for child in children for node in nodes(child))]
 
 
