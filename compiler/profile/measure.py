@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from statistics import median
 from typing import Any, Protocol
 
