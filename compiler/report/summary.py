@@ -147,7 +147,7 @@ def print_summary(spec: Spec, result: SearchResult, proofs: Mapping[str, Proof])
     from rich.console import Console
 
     found = predict(result.plan, result.timeline, result.ledger, result.bound)
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
     if not console.is_terminal:
         console.width = 120
     model, cluster = spec.model.name, spec.cluster

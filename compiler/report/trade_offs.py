@@ -54,7 +54,7 @@ def print_trade_offs(choices: Sequence[Choice]) -> None:
             f"{money:.4g}",
             one_line(choice.result.strategy),
         )
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, emoji=False)
     if not console.is_terminal:
         console.width = 140
     console.print(table)
