@@ -93,9 +93,8 @@ def _shared(spec: Spec, s: Strategy, schedule: str) -> bool:
 def neighbours(spec: Spec, s: Strategy) -> Iterator[Strategy]:
     """Legal strategies that differ in one choice, or in how they save memory; stages are left open where the places of
     layers change."""
-    tiers = (s.recompute,) if s.recompute in ("mixed", "adaptive") else allowed(spec, "recompute")
-    for option, tier in product(options(spec, s), tiers):  # both save memory: one may make up for the other
-        yield from _legal(spec, replace(s, **option, recompute=tier))
+    for option, (tier, each) in product(options(spec, s), _tiers(spec, s)):  # both save memory: one for the other
+        yield from _legal(spec, replace(s, **option, recompute=tier, tiers=each))
     for parallel in allowed(spec, "sequence_parallel", idle=s.tensor == 1):
         yield from _legal(spec, replace(s, sequence_parallel=parallel))
     listed = spec.parallel.stages.value or ()
@@ -110,6 +109,15 @@ def neighbours(spec: Spec, s: Strategy) -> Iterator[Strategy]:
         yield from _legal(spec, replace(changed, loss_rows=rows))
 
 
+def _tiers(spec: Spec, s: Strategy) -> list[tuple[str, tuple[str, ...]]]:
+    """Ways to recompute beside a strategy's, with the tier of each layer. Instead of layers unlike each other, which
+    just fit, another way to save memory may leave nothing to recompute."""
+    alike: list[tuple[str, tuple[str, ...]]] = [(tier, ()) for tier in allowed(spec, "recompute")]
+    own = [(s.recompute, s.tiers)]
+    return own if s.recompute == "adaptive" else [*own, *alike[:1]] if s.recompute == "mixed" else alike
+
+
 def _legal(spec: Spec, s: Strategy) -> Iterator[Strategy]:
-    if is_legal(spec, s):
+    """Layers unlike each other are no wish: they are legal where any tier is."""
+    if is_legal(spec, s if s.recompute != "mixed" else s.but(recompute=allowed(spec, "recompute")[0], tiers=())):
         yield s
