@@ -11,7 +11,7 @@ from typing import Any
 
 from titan.compiler.plan.alike import Like, alike
 from titan.compiler.plan.instruction import Instruction, base_name, unroll
-from titan.compiler.plan.listing import stretches, text
+from titan.compiler.plan.listing import Stretch, stretches, text
 from titan.compiler.plan.mesh import Group, Mesh
 from titan.compiler.plan.operators import DTYPE_BYTES, TensorType
 from titan.compiler.plan.segment import Segment
@@ -277,11 +277,16 @@ class Plan:
         return alike(self)
 
     @cached_property
+    def stretches(self) -> tuple[Stretch, ...]:
+        """Those of all blocks; of lists that are written in several layers once."""
+        lists = (text(block.instructions) for role in self.roles for block in role.blocks)
+        once = {id(listed): listed for listed in lists}
+        return tuple(part for listed in once.values() for part in stretches(listed))
+
+    @cached_property
     def adaptive(self) -> bool:
         """Whether recompute tiers are left to the run."""
-        lists = (text(block.instructions) for role in self.roles for block in role.blocks)
-        parts = (part for listed in {id(listed): listed for listed in lists}.values() for part in stretches(listed))
-        return any("watermark" in map(_OPCODE, part.instructions) for part in parts)
+        return any("watermark" in map(_OPCODE, part.instructions) for part in self.stretches)
 
     @cached_property
     def plan_only(self) -> tuple[str, ...]:

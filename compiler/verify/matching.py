@@ -60,7 +60,7 @@ def _events(plan: Plan, like: Like, known: dict[int, list[list[int]]]) -> tuple[
     for block, indices in zip(role.blocks, known[like.first.pipeline], strict=True):
         events = []
         for index in indices:
-            event, problem = _event(plan, role, index, block.instructions[index])
+            event, problem = _event(plan, role, index, like.instruction(block.name, index))
             wrong += [at(*problem, role, block, index)] if problem else []
             events += [event] if event else []
         if events:

@@ -91,8 +91,9 @@ def _actions(plan: Plan, likes: Sequence[Like]) -> list[dict[str, list[_Action]]
         role, stage = like.role, like.first.pipeline
         if stage not in places:
             places[stage] = _places(plan, like.first)
-        table = zip(role.blocks, places[stage], strict=True)
-        found.append({b.name: [_action(plan, role, n, b.instructions[n]) for n in indices] for b, indices in table})
+        names = (block.name for block in role.blocks)
+        table = zip(names, places[stage], strict=True)
+        found.append({b: [_action(plan, role, n, like.instruction(b, n)) for n in indices] for b, indices in table})
     return found
 
 
