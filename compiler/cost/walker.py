@@ -111,8 +111,8 @@ class Walker:
         loads = network.loads is not None
         clock, latest, active = self.clock, self.latest, self.active
         busy, exposed, bubble = self.busy, self.exposed, self.bubble
-        for call in calls:
-            block, arguments, started = blocks[call.block], call.arguments, -1
+        for name, arguments in calls:
+            block, started = blocks[name], -1
             for step in block.steps:
                 if type(step) is Wait:
                     meeting = step.meetings.pop(arguments[step.index] if step.index >= 0 else -1)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from titan.compiler.plan.alike import Like, alike
 from titan.compiler.plan.instruction import Instruction, base_name, unroll
@@ -96,9 +96,8 @@ class Block:
     instructions: Sequence[Instruction]
 
 
-@dataclass(frozen=True, slots=True)
-class BlockCall:
-    """A block with its micro-batches: `F.c0(3)`."""
+class BlockCall(NamedTuple):
+    """A block with its micro-batches: `F.c0(3)`. A tuple, for an order has tens of thousands."""
 
     block: str
     arguments: tuple[int, ...] = ()

@@ -142,10 +142,10 @@ class _Program:
         rows, first = self.rows, len(self.calls)
         crossing = {name for name, listed in self.events.items() if len(listed) > len(rows[name])}
         for position, call in enumerate(calls[first:], first):
-            arguments = call.arguments
-            for end, base, place in rows[call.block]:
+            block, arguments = call
+            for end, base, place in rows[block]:
                 end.append(base + (arguments[place] if place < len(arguments) else -1))
-            if call.block in crossing:
+            if block in crossing:
                 self.collectives += self._collectives(position, call)
         self.calls = calls
 

@@ -116,9 +116,8 @@ class _Program:
     def go_on(self, calls: tuple[BlockCall, ...]) -> None:
         """Takes up an order that begins with what was gone through."""
         rows, steps, queues, issued, counts = self.rows, self.steps, self.queues, self.issued, self.counts
-        for call in calls[len(self.calls) :]:
-            arguments = call.arguments
-            for queue, name, token, place in rows[call.block]:
+        for block, arguments in calls[len(self.calls) :]:
+            for queue, name, token, place in rows[block]:
                 pending = token + (arguments[place] if place < len(arguments) else -1)
                 if queue < 0:
                     steps.append(issued.get(pending, _NEVER))
