@@ -111,8 +111,8 @@ class Walker:
         loads = network.loads is not None
         clock, latest, active = self.clock, self.latest, self.active
         busy, exposed, bubble = self.busy, self.exposed, self.bubble
-        for call in calls:
-            block, arguments, started = blocks[call.block], call.arguments, -1
+        for name, arguments in calls:
+            block, started = blocks[name], -1
             for step in block.steps:
                 if type(step) is Wait:
                     meeting = step.meetings.pop(arguments[step.index] if step.index >= 0 else -1)
@@ -128,7 +128,7 @@ class Walker:
                         bubble += waited - moving
                         clock = meeting.end
                 elif type(step) is Issue:
-                    time = clock if step.stream < 0 else max(clock, streams[step.stream])
+                    time = streams[step.stream] if step.stream >= 0 and streams[step.stream] > clock else clock
                     meeting = step.channel.issue(step.member, time, step.cost)
                     step.meetings[arguments[step.index] if step.index >= 0 else -1] = meeting
                 elif type(step) is Run:
@@ -146,10 +146,13 @@ class Walker:
                     if step.streams:
                         for number, relative in zip(step.streams, found.streams, strict=True):
                             streams[number] = clock + relative
-                        for (ends, index), relative in zip(step.exports, found.exports, strict=True):
-                            ends[arguments[index] if index >= 0 else -1] = clock + relative
-                        latest = max(latest, clock + found.latest)
-                        active = max(active, clock + found.active)
+                        if step.exports:
+                            for (ends, index), relative in zip(step.exports, found.exports, strict=True):
+                                ends[arguments[index] if index >= 0 else -1] = clock + relative
+                        if clock + found.latest > latest:
+                            latest = clock + found.latest
+                        if clock + found.active > active:
+                            active = clock + found.active
                     busy += found.busy
                     exposed += found.advance - found.busy
                     clock += found.advance

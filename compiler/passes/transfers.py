@@ -8,7 +8,7 @@ outstanding sends of that channel is full, and at the end for the rest.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise, zip_longest
 
 from titan.compiler.passes.blocks import Chunk
@@ -41,6 +41,9 @@ def _sent(name: str, register: str) -> Block:
     return Block(name, ("i",), (Instruction("wait", (), (f"t.{register}?",)), Instruction("free", reads=(register,))))
 
 
+_CALL = partial(tuple.__new__, BlockCall)  # of a pair: half the time of a call by fields, and there are many
+
+
 class _Channel:
     """Messages of one kind between two ranks, each by the chunk that receives it and its micro-batch, in the order in
     which they are sent; as calls of the receiver and of the sender. Of these `posted`, `begun` and `ended` are made."""
@@ -61,12 +64,13 @@ class _Channel:
         received = {c: f"recv.{self.kind}.c{c}" for c in chunks}
         sent = {c: f"sent.{self.kind}.c{c - self.onward}" for c in chunks}
         self.places = {message: place for place, message in enumerate(self.messages)}
-        self.received = [BlockCall(received[c], (micro_batch,)) for c, micro_batch in self.messages]
-        self.sent = [BlockCall(sent[c], (micro_batch,)) for c, micro_batch in self.messages]
+        self.received = [_CALL((received[c], (micro_batch,))) for c, micro_batch in self.messages]
+        self.sent = [_CALL((sent[c], (micro_batch,))) for c, micro_batch in self.messages]
 
 
 _Ends = dict[tuple[str, int], _Channel]  # by phase and chunk of the elements at this end
-_Step = tuple[list[tuple[_Channel, tuple[int, int]]], list[_Channel], BlockCall]  # messages awaited, sends, call
+_Awaited = tuple[tuple[_Channel, tuple[int, int]], ...]
+_Step = tuple[_Awaited, tuple[_Channel, ...], BlockCall]  # messages awaited, sends, call
 
 
 @lru_cache(maxsize=8)  # plans that differ in the tiers of their layers have one order
@@ -103,15 +107,15 @@ def _step(item: Element | Pair, incoming: _Ends, outgoing: _Ends, names: dict[tu
         f, b = item.forward, item.backward
         call = BlockCall(f"F.c{f.chunk}+{b.phase}.c{b.chunk}", (f.micro_batch, b.micro_batch))
         return one[0] + other[0], one[1] + other[1], call
-    micro_batch, chunk = item.micro_batch, item.chunk
-    end = (item.phase, chunk)
+    phase, chunk, micro_batch = item
+    end = (phase, chunk)
     channel, sends = incoming.get(end), outgoing.get(end)
     if sends is not None:
         sends.messages.append((chunk + sends.onward, micro_batch))
     return (
-        [] if channel is None else [(channel, (chunk, micro_batch))],
-        [] if sends is None else [sends],
-        BlockCall(names[end], (micro_batch,)),
+        () if channel is None else ((channel, (chunk, micro_batch)),),
+        () if sends is None else (sends,),
+        _CALL((names[end], (micro_batch,))),
     )
 
 

@@ -134,9 +134,9 @@ class Sharding:
             elif name != call.block:
                 found[position] = BlockCall(name, (*call.arguments, *(under.arguments if under else ())))
         if any(name not in (None, block) for block, name in usual.items()):
-            for position, call in enumerate(calls):
+            for position, (block, arguments) in enumerate(calls):
                 if position not in special:
-                    found[position] = BlockCall(usual[call.block] or call.block, call.arguments)
+                    found[position] = BlockCall(usual[block] or block, arguments)
         return (*self._opening(names), *places.called(found))
 
     def finished(self) -> tuple[Block, ...]:

@@ -48,6 +48,11 @@ class Like:
         """By the name of a block of this role, that of the first one."""
         return {mine.name: other for mine, other in zip(self.role.blocks, self.first.blocks, strict=True)}
 
+    def instruction(self, block: str, index: int) -> Instruction:
+        """One instruction of a block of this role; the rest of the block need not be written out for it."""
+        found = self.blocks[block].instructions[index]
+        return found if self.first is self.role else self.renaming.instruction(found)
+
 
 def alone(plan: Plan) -> tuple[Like, ...]:
     """Every role stands for itself."""

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from functools import cached_property
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from titan.compiler.plan.alike import Like, alike
 from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.instruction import Instruction, base_name, unroll
-from titan.compiler.plan.listing import stretches, text
+from titan.compiler.plan.listing import Stretch, stretches, text
 from titan.compiler.plan.mesh import Group, Mesh
 from titan.compiler.plan.operators import DTYPE_BYTES, TensorType
 from titan.compiler.plan.segment import Segment
@@ -97,9 +97,8 @@ class Block:
     instructions: Sequence[Instruction]
 
 
-@dataclass(frozen=True, slots=True)
-class BlockCall:
-    """A block with its micro-batches: `F.c0(3)`."""
+class BlockCall(NamedTuple):
+    """A block with its micro-batches: `F.c0(3)`. A tuple, for an order has tens of thousands."""
 
     block: str
     arguments: tuple[int, ...] = ()
@@ -278,11 +277,16 @@ class Plan:
         return alike(self)
 
     @cached_property
+    def stretches(self) -> tuple[Stretch, ...]:
+        """Those of all blocks; of lists that are written in several layers once."""
+        lists = (text(block.instructions) for role in self.roles for block in role.blocks)
+        once = {id(listed): listed for listed in lists}
+        return tuple(part for listed in once.values() for part in stretches(listed))
+
+    @cached_property
     def adaptive(self) -> bool:
         """Whether recompute tiers are left to the run."""
-        lists = (text(block.instructions) for role in self.roles for block in role.blocks)
-        parts = (part for listed in {id(listed): listed for listed in lists}.values() for part in stretches(listed))
-        return any("watermark" in map(_OPCODE, part.instructions) for part in parts)
+        return any("watermark" in map(_OPCODE, part.instructions) for part in self.stretches)
 
     @cached_property
     def plan_only(self) -> tuple[str, ...]:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from titan.compiler.cost.memory import memory_ledger
 from titan.compiler.plan.frozen import dataclass
-from titan.compiler.search.search import SearchResult, fitting_by_estimate, ignored, memory_limit, search
+from titan.compiler.search.measured import ignored
+from titan.compiler.search.search import SearchResult, fitting_by_estimate, memory_limit, search
 from titan.compiler.spec.devices import parts
 from titan.grammar.diagnostics import Diagnostic, Note, TitanError
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -32,11 +32,22 @@ class Measured:
         return Measured(plan, replace(other.ledger, roles=held))
 
 
+def ignored(plan: Plan) -> None:
+    """Who is told of a plan, and has no use for it."""
+
+
 def measured(
-    spec: Spec, strategy: Strategy, machine: Machine, limit: int, ranks: Collection[int] | None = None
+    spec: Spec,
+    strategy: Strategy,
+    machine: Machine,
+    limit: int,
+    ranks: Collection[int] | None = None,
+    lowered: Callable[[Plan], None] = ignored,
 ) -> Measured:
-    """The plan of a strategy, or the part of it that these pipeline ranks run, and what it holds."""
+    """The plan of a strategy, or the part of it that these pipeline ranks run, and what it holds. `lowered` is told of
+    the plan before it is measured."""
     from titan.compiler.lower import lower
 
     plan = lower(spec, strategy, ranks)
+    lowered(plan)
     return Measured(plan, memory_ledger(plan, machine, limit))

@@ -23,7 +23,7 @@ from titan.compiler.search.candidates import LARGE, NEAR, Candidate, affordable,
 from titan.compiler.search.distance import Finalist
 from titan.compiler.search.improve import explained, free_tiers, further_ahead, layer_by_layer, on_host
 from titan.compiler.search.logits import with_kept_logits
-from titan.compiler.search.measured import Measured, measured
+from titan.compiler.search.measured import Measured, ignored, measured
 from titan.compiler.search.orders import finished, with_schedules
 from titan.compiler.search.reasons import as_simulated, reasons
 from titan.compiler.search.refuse import nothing_fits, nothing_legal
@@ -113,10 +113,6 @@ def fitting_by_estimate(spec: Spec) -> list[Candidate]:
     """What fits by the closed forms, fastest first; nothing where no layout is legal."""
     estimator, space = estimator_of(spec), enumerate_space(spec)
     return price(spec, estimator, space, safe_limit(estimator.machine, memory_limit(spec))).fitting
-
-
-def ignored(plan: Plan) -> None:
-    """Who is told of a likely plan, and has no use for it."""
 
 
 def search(spec: Spec, risk: bool = True, likely: Callable[[Plan], None] = ignored) -> SearchResult:
@@ -271,7 +267,8 @@ def _compile(
             chosen = replace(chosen, strategy=replace(tiered.strategy, reasons=why))
             plan, ledger = with_settings(spec, tiered.plan, chosen.strategy), tiered.ledger
         else:
-            own = measured(spec, chosen.strategy, estimator.machine, limit)
+            alone = likely if enough == 1 and not found else ignored  # most plans that are estimated to fit do
+            own = measured(spec, chosen.strategy, estimator.machine, limit, lowered=alone)
             plan, ledger = own.plan, own.ledger
         mend = (mended < MENDED or candidate.work <= SMALL) and ledger.upper <= MENDABLE * limit
         if ledger.verdict not in verdicts and mend and free_tiers(spec, chosen.strategy):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 from titan.compiler.plan.instruction import Instruction
+from titan.compiler.plan.listing import distinct
 from titan.compiler.plan.program import BEGUN, BlockCall, Bucket, Plan, Role
 from titan.compiler.verify.findings import Finding
 
@@ -40,7 +42,7 @@ def _orders(role: Role) -> list[str]:
     train, body, check = role.order("train"), role.order("body"), role.order("check")
     if body != train[: len(body)]:
         return ["`body` is not the exact step up to its norm"]
-    if any(i.opcode == "optimizer_step" for i in _blocks(role, body)):
+    if any(i.opcode == "optimizer_step" for i in _kinds(role, body)):
         return ["`body` contains a step of the optimizer"]
     looked = _program(role, check)
     counted = Counter(looked)
@@ -53,9 +55,9 @@ def _orders(role: Role) -> list[str]:
     return []
 
 
-def _blocks(role: Role, calls: tuple[BlockCall, ...]) -> list[Instruction]:
-    """The instructions of the blocks that are called, once each."""
-    return [i for name in {call.block for call in calls} for i in role.block_table[name].instructions]
+def _kinds(role: Role, calls: tuple[BlockCall, ...]) -> Iterator[Instruction]:
+    """One instruction of each kind that the blocks have which are called, in whatever layer."""
+    return (i for name in {call.block for call in calls} for i in distinct(role.block_table[name].instructions))
 
 
 def _program(role: Role, calls: tuple[BlockCall, ...]) -> list[Instruction]:

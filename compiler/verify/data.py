@@ -7,13 +7,15 @@ sequence may be filled up at its end with places that hold no token.
 
 from __future__ import annotations
 
+from titan.compiler.plan.alike import Like
 from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.instruction import Instruction, type_name
 from titan.compiler.plan.layout import sharded_by
+from titan.compiler.plan.listing import text
 from titan.compiler.plan.program import Block, Plan, Role
 from titan.compiler.plan.segment import parse_unit
 from titan.compiler.verify.bodies import coefficients, first_index, whole_shape
-from titan.compiler.verify.findings import Finding, at, shown, used_blocks
+from titan.compiler.verify.findings import Finding, at, found_alike, shown, used_blocks
 from titan.compiler.verify.rings import bare, filled_up, permutations
 from titan.compiler.verify.updates import Step, _factors, _trace
 
@@ -64,15 +66,9 @@ def _times(plan: Plan, order: str) -> list[Finding]:
     read: dict[str, dict[int, int]] = {what: {} for what in _KINDS}
     found = []
     for role in plan.roles:
-        loads = {
-            block.name: [
-                (index, str(i.attribute("what")), i.writes[0].partition(":")[2])
-                for index, i in enumerate(block.instructions)
-                if i.opcode == "load_batch" and i.attribute("what") in _KINDS
-            ]
-            for block in used_blocks(role, order)
-        }
-        for position, call in enumerate(role.order(order)):
+        loads = {block.name: listed for block in role.blocks if (listed := _loaded(block))}
+        loading = ((n, call) for n, call in enumerate(role.order(order)) if call.block in loads) if loads else ()
+        for position, call in loading:
             block = role.block_table[call.block]
             for index, what, symbol in loads[call.block]:
                 batch = dict(zip(block.parameters, call.arguments, strict=True)).get(symbol, -1)
@@ -86,6 +82,15 @@ def _times(plan: Plan, order: str) -> list[Finding]:
             message = f"order {order}: {what} of micro-batch {missing[0]} are not loaded, or not in the plan's {count}"
             found.append(Finding("T750", message, *_somewhere(plan, what)))
     return found
+
+
+def _loaded(block: Block) -> list[tuple[int, str, str]]:
+    """Tokens and labels that a block loads: where, which, and for which of its micro-batches. No layer is in that."""
+    return [
+        (index, str(i.attribute("what")), i.writes[0].partition(":")[2])
+        for index, i in enumerate(text(block.instructions))
+        if i.opcode == "load_batch" and i.attribute("what") in _KINDS
+    ]
 
 
 def _somewhere(plan: Plan, what: str) -> tuple[int, str, int, str]:
@@ -183,6 +188,21 @@ def _count(plan: Plan, role: Role, uses: list[_Use]) -> list[Finding]:
     return found
 
 
+def _roles(plan: Plan, likes: tuple[Like, ...]) -> list[Finding]:
+    """What roles load, and what they do with it: a role that is like one that uses none of it uses none."""
+    readers, used = _readers(plan), set[int]()
+    found: list[Finding] = []
+    for role, first in ((like.role, like.first.pipeline) for like in likes):
+        if first == role.pipeline:
+            found += _loads(plan, role)
+        elif first not in used:
+            continue
+        uses = _uses(plan, role, readers)
+        used |= {first} if uses else set()
+        found += _used(role, uses) + _count(plan, role, uses)
+    return found
+
+
 def data(plan: Plan) -> list[Finding]:
     """Findings of proof (e)."""
     found: list[Finding] = []
@@ -196,8 +216,5 @@ def data(plan: Plan) -> list[Finding]:
     padding, unit = plan.setting("train.padding", 0), 2 * plan.mesh.size("context") * plan.mesh.size("tensor")
     if not 0 <= padding < unit:
         found.append(Finding("T750", f"a sequence is filled up with {padding} places, fewer than {unit} will do"))
-    readers = _readers(plan)
-    for role in plan.roles:
-        uses = _uses(plan, role, readers)
-        found += _loads(plan, role) + _used(role, uses) + _count(plan, role, uses)
+    found += found_alike(plan, lambda likes: _roles(plan, likes))
     return found + _times(plan, "train") + _times(plan, "evaluate") + list(permutations(plan))

@@ -183,10 +183,10 @@ class _Cut:
             places.append((call, others))
 
         def renamed(place: tuple[BlockCall, int], renaming: Renaming) -> tuple[BlockCall, int]:
-            return replace(place[0], block=renaming.name(place[0].block)), place[1]
+            return place[0]._replace(block=renaming.name(place[0].block)), place[1]
 
         self.same(places, lambda place: place[0].block, renamed)
-        return tuple(replace(c, block=self.stay.name(c.block)) for c in calls if self.stays(c.block))
+        return tuple(BlockCall(self.stay.name(block), given) for block, given in calls if self.stays(block))
 
     def _own(self, block: Block, renaming: Renaming) -> Block:
         """A block of one layer, which names no other."""

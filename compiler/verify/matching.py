@@ -60,7 +60,7 @@ def _events(plan: Plan, like: Like, known: dict[int, list[list[int]]]) -> tuple[
     for block, indices in zip(role.blocks, known[like.first.pipeline], strict=True):
         events = []
         for index in indices:
-            event, problem = _event(plan, role, index, block.instructions[index])
+            event, problem = _event(plan, role, index, like.instruction(block.name, index))
             wrong += [at(*problem, role, block, index)] if problem else []
             events += [event] if event else []
         if events:
@@ -142,10 +142,10 @@ class _Program:
         rows, first = self.rows, len(self.calls)
         crossing = {name for name, listed in self.events.items() if len(listed) > len(rows[name])}
         for position, call in enumerate(calls[first:], first):
-            arguments = call.arguments
-            for end, base, place in rows[call.block]:
+            block, arguments = call
+            for end, base, place in rows[block]:
                 end.append(base + (arguments[place] if place < len(arguments) else -1))
-            if call.block in crossing:
+            if block in crossing:
                 self.collectives += self._collectives(position, call)
         self.calls = calls
 

@@ -92,8 +92,9 @@ def _actions(plan: Plan, likes: Sequence[Like]) -> list[dict[str, list[_Action]]
         role, stage = like.role, like.first.pipeline
         if stage not in places:
             places[stage] = _places(plan, like.first)
-        table = zip(role.blocks, places[stage], strict=True)
-        found.append({b.name: [_action(plan, role, n, b.instructions[n]) for n in indices] for b, indices in table})
+        names = (block.name for block in role.blocks)
+        table = zip(names, places[stage], strict=True)
+        found.append({b: [_action(plan, role, n, like.instruction(b, n)) for n in indices] for b, indices in table})
     return found
 
 
@@ -116,9 +117,8 @@ class _Program:
     def go_on(self, calls: tuple[BlockCall, ...]) -> None:
         """Takes up an order that begins with what was gone through."""
         rows, steps, queues, issued, counts = self.rows, self.steps, self.queues, self.issued, self.counts
-        for call in calls[len(self.calls) :]:
-            arguments = call.arguments
-            for queue, name, token, place in rows[call.block]:
+        for block, arguments in calls[len(self.calls) :]:
+            for queue, name, token, place in rows[block]:
                 pending = token + (arguments[place] if place < len(arguments) else -1)
                 if queue < 0:
                     steps.append(issued.get(pending, _NEVER))

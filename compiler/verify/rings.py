@@ -14,6 +14,7 @@ from functools import lru_cache
 from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.instruction import Instruction, base_name, type_name
 from titan.compiler.plan.layout import sharded_by
+from titan.compiler.plan.listing import text
 from titan.compiler.plan.mask import sees
 from titan.compiler.plan.program import Block, Plan, Role
 from titan.compiler.plan.segment import Call, Segment
@@ -205,7 +206,7 @@ def permutations(plan: Plan) -> Iterator[Finding]:
     sequence, found = filled_up(plan), set()
     for role in plan.roles:
         for block in role.blocks:
-            for index, i in enumerate(block.instructions):
+            for index, i in enumerate(text(block.instructions)):
                 if i.opcode == "load_batch" and i.attribute("what") != "count":
                     found.add((int(i.attribute("zigzag", 0)), int(i.attribute("chunk", 0))))
                     if len(found) > 1:

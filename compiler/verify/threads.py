@@ -45,8 +45,8 @@ def take_apart(calls: Sequence[BlockCall], pieces: Mapping[str, tuple[T, ...]], 
     """Adds to each micro-batch of `found` the pieces that it meets; `pieces`: of each block, by parameter. Whether no
     call has the same micro-batch twice."""
     apart = True
-    for call in calls:
-        arguments, own = call.arguments, pieces[call.block]
+    for block, arguments in calls:
+        own = pieces[block]
         if len(own) == 1:
             found[arguments[0]].append(own[0])
         elif own:
@@ -107,8 +107,8 @@ class Threads:
         own = {name: pieces.numbers[block][1:] for name, block in named.items()}
         self.apart = take_apart(calls, own, self.batches) and self.apart
         table = {name: pieces.numbers[block][0] for name, block in named.items()}
-        for call in calls:
-            step = table[call.block]
+        for block, _ in calls:
+            step = table[block]
             if step not in looked and step not in pieces.idle:
                 self.step.append(step)
                 if step in pieces.looks:

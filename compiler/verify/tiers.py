@@ -23,7 +23,7 @@ ALONE = frozenset(("forward", "recompute", "backward", "backward_input", "free")
 
 def tiers(plan: Plan) -> list[Finding]:
     """Findings of proof (h)."""
-    if not any(i.when for role in plan.roles for block in role.blocks for i in block.instructions):
+    if not any(i.when for part in plan.stretches for i in part.instructions):
         return []
     found = _alone(plan)
     if not plan.adaptive:

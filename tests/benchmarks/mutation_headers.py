@@ -75,7 +75,7 @@ def read_micro_batch_twice(plan: Plan) -> Made:
         call = calls[at]
         if call.arguments:
             for other in range(3):
-                yield (*calls[:at], replace(call, arguments=(other, *call.arguments[1:])), *calls[at + 1 :])
+                yield (*calls[:at], call._replace(arguments=(other, *call.arguments[1:])), *calls[at + 1 :])
 
     yield from _ordered(plan, change)
 
@@ -88,7 +88,7 @@ def exchange_micro_batches(plan: Plan) -> Made:
 
             def make(role: Role = role, name: str = name, calls: Calls = calls) -> Plan:
                 turn = {0: 1, 1: 0}
-                new = tuple(replace(c, arguments=tuple(turn.get(a, a) for a in c.arguments)) for c in calls)
+                new = tuple(c._replace(arguments=tuple(turn.get(a, a) for a in c.arguments)) for c in calls)
                 return with_role(
                     plan, replace(role, orders=tuple((n, new if n == name else c) for n, c in role.orders))
                 )
@@ -105,7 +105,7 @@ def wrong_block(plan: Plan) -> Made:
         def change(calls: Calls, at: int, arity: dict[str, int] = arity) -> Iterator[Calls]:
             for other, count in arity.items():
                 if count == len(calls[at].arguments) and other != calls[at].block:
-                    yield (*calls[:at], replace(calls[at], block=other), *calls[at + 1 :])
+                    yield (*calls[:at], calls[at]._replace(block=other), *calls[at + 1 :])
 
         single = replace(plan, roles=(role,))
         for where, make in _ordered(single, change):

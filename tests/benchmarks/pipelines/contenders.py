@@ -100,7 +100,7 @@ def _without_update(role: Role) -> Role:
     calls = tuple(call for call in role.order("train") if call.block not in gone)
     waiting = {b.name for b in role.blocks if b.name[:1] in "FBIW" and any(i.opcode == "wait" for i in b.instructions)}
     first = next(n for n, call in enumerate(calls) if call.block in waiting or call.block[:2] in ("B.", "I."))
-    train = (*calls[:first], replace(calls[0], block="clear", arguments=()), *calls[first:])
+    train = (*calls[:first], calls[0]._replace(block="clear", arguments=()), *calls[first:])
     buffers = tuple(b for b in role.buffers if b.kind != "optimizer")
     return replace(role, buffers=buffers, blocks=blocks, orders=(("train", train),))
 

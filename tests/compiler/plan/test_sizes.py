@@ -75,7 +75,7 @@ def test_a_receive_counts_from_its_issue() -> None:
     first = second.blocks[0]
     early = replace(first, name="early", instructions=first.instructions[:1])
     late = replace(first, name="late", instructions=first.instructions[1:])
-    calls = tuple(replace(call, block=name) for name in ("early", "late") for call in second.order("train"))
+    calls = tuple(call._replace(block=name) for name in ("early", "late") for call in second.order("train"))
     ahead = replace(second, blocks=(early, late), orders=(("train", calls),))
     size = 4 * 1 * 4 * 8
     assert liveness(found, second).peak == size

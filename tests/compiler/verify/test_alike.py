@@ -182,7 +182,7 @@ def moved(calls: tuple[BlockCall, ...], dice: random.Random) -> tuple[BlockCall,
     elif way == "swap":
         listed[n], listed[m] = listed[m], listed[n]
     else:
-        listed[n] = replace(calls[n], arguments=tuple((a + 1) % STAGES for a in calls[n].arguments))
+        listed[n] = calls[n]._replace(arguments=tuple((a + 1) % STAGES for a in calls[n].arguments))
     return tuple(listed)
 
 
