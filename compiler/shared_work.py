@@ -26,18 +26,30 @@ def second_core() -> bool:
 
 class SharedWork(Generic[T]):
     """Jobs by name, done by this process and, where that `pays`, by a forked one, which has all that they read. Whoever
-    is free takes the next one, so that nobody waits while there is work. The fork begins at once; where `go_on` says
-    whether there are others by the result of the first, with that one. What a helper leaves undone, because it was
-    killed or the job failed, is done here. A context; leaving it ends what is under way."""
+    is free takes the next one, so that nobody waits while there is work. The fork begins at once, or when told if it is
+    to be `later`; where `go_on` says whether there are others by the result of the first, with that one. What a helper
+    leaves undone, because it was killed or the job failed, is done here. A context; leaving it ends what is under way.
+    """
 
     def __init__(
-        self, jobs: Mapping[str, Callable[[], T]], go_on: Callable[[T], bool] | None = None, pays: bool = True
+        self,
+        jobs: Mapping[str, Callable[[], T]],
+        go_on: Callable[[T], bool] | None = None,
+        pays: bool = True,
+        later: bool = False,
     ) -> None:
         self._jobs, self._names, self._go_on = jobs, tuple(jobs), go_on
         self._found: dict[str, T] = {}
         self._helper: ForkProcess | None = None
-        if pays and len(jobs) <= MOST and second_core():
+        self._begun = not pays or len(jobs) > MOST
+        if not later:
+            self.begin()
+
+    def begin(self) -> None:
+        """Tells the helper to begin, the first time."""
+        if not self._begun and second_core():
             self._fork()
+        self._begun = True
 
     def _fork(self) -> None:
         import multiprocessing

@@ -15,6 +15,7 @@ from titan.compiler.schedules.registry import schedule_row
 from titan.compiler.search.loss import SHARE
 from titan.compiler.search.space import EXPERT_RULES, Family, Space, allowed, shardings
 from titan.compiler.search.stages import balance_ranks
+from titan.compiler.shared_work import SharedWork
 from titan.compiler.spec.legality import is_legal
 from titan.compiler.strategy import Strategy
 
@@ -36,6 +37,7 @@ COMPARED = (
 LARGE = 12_000  # block calls above which a plan must be faster by a margin
 KEPT = 4  # fitting candidates of which no other may be faster
 FILLED = ("one_f_one_b", "gpipe")  # schedules that fill and drain their stages with whole micro-batches
+HALVED = 256  # families from which on they are searched in two halves
 NEAR = 1.1  # times the limit, by estimate: such plans are compiled too when no better one is left
 
 
@@ -94,15 +96,25 @@ def price(spec: Spec, estimator: Estimator, space: Space, limit: int) -> Priced:
     fitting ones are faster than every bound left. A bound is at first one over all ways to share experts, without
     recompute; what does not fit so goes back into the queue with what it must recompute.
     Of the rest, the best with another value of a choice that has only one so far is looked for too, so that every
-    choice can be compared.
+    choice can be compared. A large space is searched in two halves, each of which has the fastest of its own.
     """
+    families = space.families
+    halves = (families[::2], families[1::2]) if len(families) >= HALVED else (families,)
+    jobs = {str(k): partial(_hunted, spec, estimator, half, limit) for k, half in enumerate(halves)}
+    hunted = SharedWork(jobs, pays=len(halves) > 1).finish().values()
+    fitting = sorted((c for found in hunted for c in found.fitting), key=lambda c: c.key)
+    others = sorted((c for found in hunted for c in found.others), key=lambda c: (c.estimate.memory, c.key))
+    return Priced(fitting, others, sum(found.number for found in hunted))
+
+
+def _hunted(spec: Spec, estimator: Estimator, families: tuple[Family, ...], limit: int) -> Priced:
+    """What a branch and bound over these families finds, in no order."""
     hunt = _Hunt(spec, estimator, limit)
-    for family in space.families:
+    for family in families:
         hunt.enter(family)
     hunt.run()
     hunt.compare()
-    fitting = sorted(hunt.found.values(), key=lambda c: c.key)
-    return Priced(fitting, sorted(hunt.others.values(), key=lambda c: (c.estimate.memory, c.key)), hunt.priced)
+    return Priced(list(hunt.found.values()), list(hunt.others.values()), hunt.priced)
 
 
 class _Entry(NamedTuple):

@@ -159,13 +159,22 @@ def _search(spec: Spec, risk: bool, likely: Callable[[Plan], None] = ignored) ->
     space = enumerate_space(spec)
     if not space.families:
         raise nothing_legal(spec, space)
-    with SharedWork({"bound": partial(least_step, spec, estimator, space, limit)}, pays=space.size > MANY) as aside:
-        found = _best(spec, estimator, space, risk, likely)
+    bound = {"bound": partial(least_step, spec, estimator, space, limit)}
+    with SharedWork(bound, pays=space.size > MANY, later=True) as aside:
+        found = _best(spec, estimator, space, risk, likely, aside.begin)
         return replace(found, bound=aside.finish()["bound"], seconds=time.perf_counter() - started)
 
 
-def _best(spec: Spec, estimator: Estimator, space: Space, risk: bool, likely: Callable[[Plan], None]) -> SearchResult:
-    """What the search finds, without its bound and its time."""
+def _best(
+    spec: Spec,
+    estimator: Estimator,
+    space: Space,
+    risk: bool,
+    likely: Callable[[Plan], None],
+    aside: Callable[[], None],
+) -> SearchResult:
+    """What the search finds, without its bound and its time. `aside` begins what another process may do meanwhile: when
+    it has nothing to do for the search."""
     from titan.compiler.lower import with_settings
 
     limit = memory_limit(spec)
@@ -177,6 +186,7 @@ def _best(spec: Spec, estimator: Estimator, space: Space, risk: bool, likely: Ca
         ranked, lost = affordable(fitting, LARGE, MARGIN)
         ranked = with_kept_logits(spec, estimator, ranked, closed)
         ranked = with_schedules(spec, estimator, ranked, closed)
+        aside()
         if estimator.machine.cores:
             ranked = list(dict.fromkeys((*_one_each(ranked, *MESH, "micro_batch"), *ranked)))
         ranked += near
