@@ -19,8 +19,10 @@ from titan.compiler.strategy import Strategy
 if TYPE_CHECKING:
     from titan.compiler.cost.estimate import Estimator
     from titan.compiler.cost.machine import Machine
+    from titan.compiler.plan.program import Plan
     from titan.compiler.spec.schema import Spec
 
+SHORT = 50_000  # instructions of a plan that is compiled several times to put few layers on the host
 WORTH = 0.02  # share of a step that recompute must take for the host to be tried in its place
 
 
@@ -48,7 +50,7 @@ def on_host(spec: Spec, best: Finalist, machine: Machine, limit: int) -> Finalis
     tiered = with_tiers(spec, plain, machine, limit, host=word, tried=best.tried)
     if not tiered.strategy.layers_on_host:  # to rebuild is cheaper, layer by layer
         return best
-    only = least_layers(spec, best.strategy, machine, limit)
+    only = least_layers(spec, best.strategy, machine, limit) if _short(tiered.plan) else None
     if only is not None:
         why = {"offload": host_sentence(only[0]), "recompute": "the host holds what would not fit"}
         told = tuple((k, o, why.get(k, text)) for k, o, text in only[0].reasons)
@@ -60,6 +62,11 @@ def on_host(spec: Spec, best: Finalist, machine: Machine, limit: int) -> Finalis
         return best
     strategy = replace(tiered.strategy, reasons=explained(tiered.strategy, tiered.counts))
     return Finalist(strategy, tiered.plan, timeline, tiered.ledger)
+
+
+def _short(plan: Plan) -> bool:
+    """Whether looking for the fewest layers on the host, which compiles the plan several times, costs little."""
+    return sum(len(block.instructions) for role in plan.roles for block in role.blocks) <= SHORT
 
 
 def further_ahead(spec: Spec, best: Finalist, estimator: Estimator, limit: int) -> Finalist:

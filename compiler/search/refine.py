@@ -103,10 +103,12 @@ def neighbours(spec: Spec, s: Strategy) -> Iterator[Strategy]:
             changed = replace(s, schedule=name, wished_chunks=chunks, stages=listed, written_order=None)
             yield from _legal(spec, changed)
     batch = s.micro_batch * s.micro_batches
-    for size in (b for b in divisors(batch) if b != s.micro_batch and spec.parallel.micro_batch.allows(b)):
-        changed = replace(s, micro_batch=size, micro_batches=batch // size, stages=listed, written_order=None)
-        rows = loss_rows(spec, size, s.context, s.tensor)
-        yield from _legal(spec, replace(changed, loss_rows=rows))
+    for size in (b for b in divisors(batch) if spec.parallel.micro_batch.allows(b)):
+        rows, changed = loss_rows(spec, size, s.context, s.tensor), s
+        if size != s.micro_batch:
+            changed = replace(s, micro_batch=size, micro_batches=batch // size, stages=listed, written_order=None)
+        for some in {rows, rows if spec.parallel.loss_rows.fixed else 0}:  # logits may be kept where that fits
+            yield from _legal(spec, replace(changed, loss_rows=some))
 
 
 def _tiers(spec: Spec, s: Strategy) -> list[tuple[str, tuple[str, ...]]]:

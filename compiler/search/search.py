@@ -192,6 +192,8 @@ def _best(
         ranked += near
         finalists = _compile(spec, estimator, ranked, (*ranked, *fitting, *others), closed, verdicts, likely)
         if finalists:
+            unlike = _unlike(ranked, finalists)
+            finalists += _compile(spec, estimator, unlike, (*ranked, *fitting, *others), closed, verdicts)
             rivals = _rivals(spec, estimator, priced.number, finalists, closed)
             finalists += _compile(spec, estimator, rivals, (*ranked, *fitting, *others), closed, verdicts)
             break
@@ -220,6 +222,23 @@ def _best(
         0.0,
         _notes(space, len(fitting), len(finalists), lost),
     )
+
+
+def _unlike(ranked: list[Candidate], finalists: list[Finalist]) -> list[Candidate]:
+    """Small plans of kinds that were not simulated, whose estimates are below the best simulated step: of other kinds
+    closed forms err in other ways."""
+    best, known = min(f.timeline.seconds for f in finalists), {_kind(f.strategy) for f in finalists}
+    found: dict[tuple[object, ...], Candidate] = {}
+    for c in ranked:
+        if c.estimate.seconds < best and c.work <= WORK and _kind(c.strategy) not in known:
+            found.setdefault(_kind(c.strategy), c)
+    return list(found.values())
+
+
+def _kind(s: Strategy) -> tuple[object, ...]:
+    """Choices about which closed forms err alike."""
+    form = s.context_form if s.context > 1 else ""
+    return s.pipeline > 1, form, s.tensor > 1, s.loss_rows > 0, s.gather if s.zero == 3 else s.zero
 
 
 def _rivals(spec: Spec, estimator: Estimator, priced: int, finalists: list[Finalist], closed: int) -> list[Candidate]:

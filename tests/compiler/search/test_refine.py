@@ -38,3 +38,10 @@ def test_what_the_run_decides_stays(tmp_path: Path) -> None:
     for tiers in ((), ("none",) * LAYERS):
         adaptive = replace(ALIKE, recompute="adaptive", tiers=tiers)
         assert {(s.recompute, s.tiers) for s in neighbours(spec, adaptive)} == {("adaptive", tiers)}
+
+
+def test_logits_may_be_kept_where_they_would_be_formed_in_pieces(tmp_path: Path) -> None:
+    spec = write(tmp_path)
+    pieces = replace(ALIKE, micro_batch=8, micro_batches=1, loss_rows=512)
+    near = set(neighbours(spec, pieces))
+    assert replace(pieces, loss_rows=0) in near
