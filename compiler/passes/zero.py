@@ -99,12 +99,16 @@ class Sharding:
         self.drafts = {draft.name: draft for draft in drafts}
         self.buckets = {bucket.name: bucket for bucket in buckets}
         self.choices = choices
-        self.model = model or self
+        self._model = model  # not itself: a cycle would keep all that it has written
         self.blocks: dict[tuple[str, Marks], Block] = {}
         self._texts: dict[tuple[str, Marks], tuple[Instruction, ...]] = {}
         self._uses: dict[str, list[dict[str, list[int]]]] = {}
         self.first: dict[tuple[str, frozenset[str]], tuple[Early, ...]] = {}
         self.between: dict[str, Block] = {}  # blocks that issue what no element can issue for the next
+
+    @property
+    def model(self) -> Sharding:
+        return self._model or self
 
     def order(self, calls: tuple[BlockCall, ...]) -> tuple[BlockCall, ...]:
         """The calls with the names of variants where a call is the first or last of something, or issues something for
