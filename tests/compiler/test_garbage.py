@@ -1,4 +1,4 @@
-"""What compiling makes has no cycles: Python's search for them is kept away from it (`compiler/garbage.py`)."""
+"""Plans and their ledgers have no cycles: Python's search for them is kept away from both (`compiler/garbage.py`)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pytest
 from titan.compiler.cost.memory import memory_ledger
-from titan.compiler.cost.simulate import simulate
 from titan.compiler.lower import lower
 from titan.compiler.plan.instruction import Instruction
 from titan.compiler.spec.resolve import load_spec
 from titan.compiler.strategy import Strategy
-from titan.compiler.verify.proofs import verify
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "llama3_8b_2gpu.titan"
 
@@ -42,8 +40,6 @@ def cyclic_garbage() -> Iterator[list[object]]:
 def test_a_plan_goes_with_its_last_name(strategy: Strategy, cyclic_garbage: list[object]) -> None:
     plan = lower(load_spec(EXAMPLE), strategy)
     memory_ledger(plan)
-    simulate(plan)
-    verify(plan)
     del plan
     gc.collect()
     assert not [i for i in cyclic_garbage if isinstance(i, Instruction)]
