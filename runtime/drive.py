@@ -17,7 +17,7 @@ from titan.runtime.interpreter import StepReport
 from titan.runtime.transport.base import Handle
 
 SHARING = 2e-4  # seconds of a wait in which only the core is yielded, where ranks share cores
-ALONE = 4e-3  # the same where each has its own
+ALONE = 1e-3  # the same where each has its own: longer than ranks in step wait, shorter than a pipeline's bubble
 _SLEEP = 2e-2  # seconds between looks at the flag while asleep
 _POLLS = 16  # between looks at the clock and the flag
 
