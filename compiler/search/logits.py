@@ -16,13 +16,14 @@ from titan.compiler.strategy import Strategy
 if TYPE_CHECKING:
     from titan.compiler.spec.schema import Spec
 
-ERROR = 1.03  # about what closed forms are wrong by
 BEST = 4  # layouts that are tried with all their logits, each with every micro-batch
 
 
-def with_kept_logits(spec: Spec, estimator: Estimator, ranked: list[Candidate], limit: int) -> list[Candidate]:
-    """`ranked` with what may be faster when logits are kept, of the layouts with the least bounds; the closed forms
-    rank them all."""
+def with_kept_logits(
+    spec: Spec, estimator: Estimator, ranked: list[Candidate], limit: int, margin: float
+) -> list[Candidate]:
+    """`ranked` with what may be faster when logits are kept, of the layouts with the least bounds; the closed forms,
+    which are wrong by about `margin`, rank them all."""
     if spec.parallel.loss_rows.fixed:
         return ranked
     bounds: dict[Strategy, float] = {}
@@ -30,7 +31,7 @@ def with_kept_logits(spec: Spec, estimator: Estimator, ranked: list[Candidate], 
         layout, bound = _without_savings(c.strategy), estimator.bound(c.strategy)
         bounds[layout] = min(bound, bounds.get(layout, bound))
     found: list[Candidate] = []
-    least = ERROR * min((c.estimate.seconds for c in ranked), default=0.0)
+    least = (1 + margin) * min((c.estimate.seconds for c in ranked), default=0.0)
     for layout in sorted(bounds, key=lambda layout: bounds[layout])[:BEST]:
         for s in _every_batch(spec, layout):
             if loss_rows(spec, s.micro_batch, s.context, s.tensor) and estimator.bound(s) < least:

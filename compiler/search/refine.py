@@ -93,7 +93,8 @@ def _shared(spec: Spec, s: Strategy, schedule: str) -> bool:
 def neighbours(spec: Spec, s: Strategy) -> Iterator[Strategy]:
     """Legal strategies that differ in one choice, or in how they save memory; stages are left open where the places of
     layers change."""
-    for option, (tier, each) in product(options(spec, s), _tiers(spec, s)):  # both save memory: one for the other
+    for option, (tier, each) in product(options(spec, s), _tiers(spec, s)):
+        # both save memory: one may make up for the other
         yield from _legal(spec, replace(s, **option, recompute=tier, tiers=each))
     for parallel in allowed(spec, "sequence_parallel", idle=s.tensor == 1):
         yield from _legal(spec, replace(s, sequence_parallel=parallel))

@@ -184,7 +184,7 @@ def _best(
         fitting, others = priced.fitting, priced.others
         near = sorted((c for c in others if c.estimate.memory <= NEAR * closed), key=lambda c: c.key)
         ranked, lost = affordable(fitting, LARGE, MARGIN)
-        ranked = with_kept_logits(spec, estimator, ranked, closed)
+        ranked = with_kept_logits(spec, estimator, ranked, closed, MARGIN)
         ranked = with_schedules(spec, estimator, ranked, closed)
         aside()
         if estimator.machine.cores:
