@@ -277,12 +277,11 @@ class LayerPrices:
                 key = (tokens, k, n, batch)
                 found = self._linear.get(key)
                 if found is None:
-                    found = self._linear[key] = self._product(*key)
+                    found = self._linear[key] = self._product(*key, self.shape.product_dtype or self.shape.dtype)
                 forward, backward, weight = forward + found[0], backward + found[1], weight + found[2]
         return forward, backward + weight, weight
 
-    def _product(self, tokens: int, k: int, n: int, batch: int) -> tuple[float, float, float]:
-        dtype = self.shape.product_dtype or self.shape.dtype
+    def _product(self, tokens: int, k: int, n: int, batch: int, dtype: str) -> tuple[float, float, float]:
         forward = gemm_seconds(self.machine, tokens, n, k, dtype, self.size, batch)
         backward = gemm_seconds(self.machine, tokens, k, n, dtype, self.size, batch)
         if dtype != self.shape.dtype:
@@ -365,7 +364,8 @@ class LayerPrices:
         shape, size = self.shape, self.size
         tokens = cut.micro_batch * cut.sequence // cut.context
         columns = -(-shape.vocab // cut.tensor)
-        forward, backward, weight = self._products(tokens, [(shape.hidden, columns)])
+        forward, wide, weight = self._product(tokens, shape.hidden, columns, 1, shape.dtype)  # never in fewer bits
+        backward = wide + weight
         logits = tokens * columns * size
         near = strided(1, cut.tensor, self.machine.devices_per_node)
         traffic = self.collective("all_gather", near, float(tokens * shape.hidden * size))
