@@ -31,13 +31,16 @@ from titan.compiler.strategy import Strategy, expert_parts
 @dataclass(frozen=True, slots=True)
 class Estimate:
     """Step seconds (infinite where memory made them idle to know), peak bytes (point and upper bound) of the fullest
-    rank, and layers of the largest stage."""
+    rank, layers of the largest stage, and of the seconds those in which 1F1B or GPipe fills and drains its stages."""
 
     seconds: float
     memory: int
     memory_upper: int
     stage: int
+    fill: float = 0.0
 
+
+FILLED = ("one_f_one_b", "gpipe")  # schedules that fill and drain their stages with whole micro-batches
 
 # choices that change how state is kept and moved, nothing of the body of a step
 SHARDING = frozenset(("zero", "shard", "reduce", "gather", "prefetch"))
@@ -46,8 +49,8 @@ SHARDING = frozenset(("zero", "shard", "reduce", "gather", "prefetch"))
 @dataclass(slots=True)
 class _Body:
     """What of a strategy the ways to keep its state have in common: costs of a layer and of the head, layers that ranks
-    work on per micro-batch, copies of the model, layers of the largest stage; once it was asked for, its seconds, and
-    bytes of activations by layers that are fetched ahead."""
+    work on per micro-batch, copies of the model, layers of the largest stage; once they were asked for, its seconds and
+    of them those of the fill, and bytes of activations by layers that are fetched ahead."""
 
     layer: LayerCost
     head: LayerCost
@@ -56,6 +59,7 @@ class _Body:
     stage: int
     micro_batches: int
     seconds: float | None = None
+    fill: float = 0.0
     activations: dict[int, tuple[Activations, ...]] = field(default_factory=dict)
 
 
@@ -118,7 +122,7 @@ class Estimator(MemoryForms):
         seconds = inf
         if point <= limit:
             if body.seconds is None:
-                body.seconds = self._pipeline_part(s, stage, body.loads, layer, body.head, s.recompute)
+                body.seconds, body.fill = self._pipeline_part(s, stage, body.loads, layer, body.head, s.recompute)
             ends_held = max(map(self._ends, self._held(s)))
             passes, held = (stage * layer.forward, stage * layer.backward), stage * body.copies
             more = self._step_end(s, self._weights(s, held, ends_held), *passes)
@@ -126,21 +130,21 @@ class Estimator(MemoryForms):
             more += micro_batches * self._sharded_seconds(s, layer, held, ends_held)
             more += micro_batches * activation_seconds(self.machine, s, layer, stage)
             seconds = body.seconds + self._crowd(s) * more
-        return Estimate(seconds, point, upper_bound(self.machine, tensors, communicators), stage)
+        return Estimate(seconds, point, upper_bound(self.machine, tensors, communicators), stage, body.fill)
 
-    def bound(self, s: Strategy, recompute: str = "none", open_experts: bool = False) -> float:
-        """Seconds that no way of saving memory gets below: the body of a step with this recompute, logits kept. With
-        `open_experts` no way of sharing experts gets below it either."""
+    def bound(self, s: Strategy, recompute: str = "none", open_experts: bool = False, fill: float = 1.0) -> float:
+        """Seconds that no way of saving memory gets below: the body of a step with this recompute, logits kept, and
+        with a share of the fill. With `open_experts` no way of sharing experts gets below it either."""
         cut = self.kept_logits(s, open_experts)
-        return self._bound(s, self.layer(cut), self.head(cut), self._rank_layers(s), recompute, open_experts)
+        return self._bound(s, self.layer(cut), self.head(cut), self._rank_layers(s), recompute, fill, open_experts)
 
-    def bounds(self, s: Strategy, ways: Iterable[tuple[int, int]], recompute: str) -> Iterator[float]:
+    def bounds(self, s: Strategy, ways: Iterable[tuple[int, int]], recompute: str, fill: float) -> Iterator[float]:
         """`bound` of the strategy with each of several ways to share experts (`expert`, `expert_tensor`)."""
         cut = self.kept_logits(s)
         head, loads = self.head(cut), self._rank_layers(s)
         for expert, width in ways:
             parts = (*expert_parts(expert, width, s.context, s.tensor), width)
-            yield self._bound(s, self.layer(Cut(*cut[:-1], parts)), head, loads, recompute)
+            yield self._bound(s, self.layer(Cut(*cut[:-1], parts)), head, loads, recompute, fill)
 
     def _bound(
         self,
@@ -149,6 +153,7 @@ class Estimator(MemoryForms):
         head: LayerCost,
         loads: list[float],
         recompute: str,
+        fill: float,
         open_experts: bool = False,
     ) -> float:
         if loads:
@@ -158,9 +163,10 @@ class Estimator(MemoryForms):
         else:
             ends = (head.forward + head.backward) / schedule_row(s.schedule).copies
             stage = self.bottleneck(s.pipeline, layer.forward + layer.backward + layer.rebuilt(recompute), ends)
-        return self._pipeline_part(s, stage, loads, layer, head, recompute)
+        seconds, filling = self._pipeline_part(s, stage, loads, layer, head, recompute)
+        return seconds - (1 - fill) * filling
 
-    def floor(self, s: Strategy, fill: int) -> float:
+    def floor(self, s: Strategy, fill: float) -> float:
         """Seconds that no micro-batch size gets below on the strategy's mesh, whose own is the largest: what a sequence
         takes, for all of them and for `fill` on every other stage."""
         layer = self.layer(self.kept_logits(s, open_experts=True))
@@ -170,7 +176,7 @@ class Estimator(MemoryForms):
     def pipeline_part(self, s: Strategy) -> float:
         """Seconds of the body of a step in closed form, for known stages: forwards, backwards, and waiting for them."""
         loads, cut = self._rank_layers(s), self.cut(s)
-        return self._pipeline_part(s, ceil(max(loads)), loads, self.layer(cut), self.head(cut), s.recompute)
+        return self._pipeline_part(s, ceil(max(loads)), loads, self.layer(cut), self.head(cut), s.recompute)[0]
 
     def _rank_layers(self, s: Strategy) -> list[float]:
         """Layers that each rank works on per micro-batch; nothing while the stages are unknown."""
@@ -179,19 +185,22 @@ class Estimator(MemoryForms):
 
     def _pipeline_part(
         self, s: Strategy, stage: int, loads: list[float], layer: LayerCost, head: LayerCost, recompute: str
-    ) -> float:
+    ) -> tuple[float, float]:
+        """Seconds, and of them those of the fill."""
         micro_batches = self.global_batch // (s.data * s.micro_batch)
         one = layer.forward + layer.backward + layer.rebuilt(recompute)
         ends = head.forward + head.backward
         if s.pipeline == 1:
-            return self._crowded(s, micro_batches * (stage * one + ends), layer, head)
+            return self._crowded(s, micro_batches * (stage * one + ends), layer, head), 0.0
         last = loads[[r for r, rank in enumerate(self._held(s)) if rank.lasts][-1]] if loads else 1
         slowest = max(stage * one, last * one + ends / schedule_row(s.schedule).copies)
         forward = (self.shape.layers * layer.forward + head.forward) / s.pipeline
         weight = (self.shape.layers * layer.backward + head.backward) / s.pipeline / 2
         inputs = (self.shape.layers * one + ends) / s.pipeline - forward - weight
-        body = self._pipeline_seconds(s, micro_batches, slowest, (forward, inputs, weight), layer.entry)
-        return self._crowded(s, body, layer, head)
+        times = forward, inputs, weight
+        body = self._pipeline_seconds(s, micro_batches, slowest, times, layer.entry)
+        fill = (s.pipeline - 1) * (forward + inputs + weight) if s.schedule in FILLED and self._crowd(s) == 1.0 else 0.0
+        return self._crowded(s, body, layer, head), fill
 
     def crowded(self, s: Strategy, body: float) -> float:
         """Seconds of the body of a step where ranks share cores: no less than the work of all on the cores that there
@@ -240,10 +249,10 @@ class Estimator(MemoryForms):
         n micro-batches are under way, so n steps take at least the stages' times and their links there and back.
         `times` are those of a mean rank: forward, backward to inputs and to weights."""
         link, links = self._transfers(s.pipeline, s.data * s.context * s.tensor, size)
-        if s.schedule not in ("one_f_one_b", "gpipe"):
-            chunks = s.chunks
-            bubble = schedule_row(s.schedule).bubble(s.pipeline, Times(*times), chunks)
-            return micro_batches * slowest + bubble + chunks * links
+        if s.schedule not in FILLED:
+            row, mean, chunks = schedule_row(s.schedule), Times(*times), s.chunks
+            steady = slowest * row.steady(mean) / mean.total
+            return micro_batches * steady + row.bubble(s.pipeline, mean, chunks) + chunks * links
         mean = times[0] + (times[1] + times[2])
         whole = s.pipeline * mean
         cycle = max(mean + links / s.pipeline, mean + link) if micro_batches >= s.pipeline else 0.0

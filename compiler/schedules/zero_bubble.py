@@ -33,13 +33,14 @@ def _rank(rank: int, micro_batches: int, warm_up: int, late: int) -> tuple[Eleme
 
 
 def _bubble_h1(ranks: int, times: Times, chunks: int) -> float:
-    return (ranks - 1) * max(times.forward, times.forward + times.backward_input - times.backward_weight)
+    f, i, w = times.forward, times.backward_input, times.backward_weight
+    return (ranks - 1) * max(f, i, f + i - w)
 
 
 def _bubble_h2(ranks: int, times: Times, chunks: int) -> float:
-    """Ranks start one after the other; within a rank's span (D - 1) (F + I - 2 W) remain, when that is positive."""
-    span = times.forward + times.backward_input - 2 * times.backward_weight
-    return (ranks - 1) * (times.forward + max(span, 0.0))
+    """Ranks start one after the other; where I is long, that is what they wait for."""
+    f, i, w = times.forward, times.backward_input, times.backward_weight
+    return (ranks - 1) * max(f, f + i - 2 * w, i - f)
 
 
 def _frames_h1(ranks: int, micro_batches: int, rank: int, chunks: int) -> float:

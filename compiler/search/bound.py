@@ -28,11 +28,10 @@ from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from titan.compiler.cost.bound import ideal
-from titan.compiler.cost.estimate import Estimator
+from titan.compiler.cost.estimate import FILLED, Estimator
 from titan.compiler.cost.layer import Cut, LayerCost, strided
 from titan.compiler.cost.network import transfer_seconds
 from titan.compiler.plan.frozen import dataclass
-from titan.compiler.search.candidates import FILLED
 from titan.compiler.search.forced import forced, tiers_of
 from titan.compiler.search.space import Space, allowed, options, schedules
 from titan.compiler.strategy import Strategy

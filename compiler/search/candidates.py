@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from heapq import heapify, heappop, heappush
+from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from titan.compiler.cost.estimate import Estimate, Estimator
 from titan.compiler.plan.frozen import dataclass
 from titan.compiler.schedules.registry import schedule_row
+from titan.compiler.search.hopes import Hopes
 from titan.compiler.search.loss import SHARE
 from titan.compiler.search.space import EXPERT_RULES, Family, Space, allowed, shardings
 from titan.compiler.search.stages import balance_ranks
@@ -36,7 +38,6 @@ COMPARED = (
 )
 LARGE = 12_000  # block calls above which a plan must be faster by a margin
 KEPT = 4  # fitting candidates of which no other may be faster
-FILLED = ("one_f_one_b", "gpipe")  # schedules that fill and drain their stages with whole micro-batches
 HALVED = 256  # families from which on they are searched in two halves
 NEAR = 1.1  # times the limit, by estimate: such plans are compiled too when no better one is left
 
@@ -143,6 +144,7 @@ class _Hunt:
         self.ladders: dict[tuple[int, int, int, int], Ladder] = {}
         self.tiers = allowed(spec, "recompute")
         self.priced = 0
+        self.hopes = Hopes(spec, estimator, limit)
         # logits formed in pieces hold less than those that are kept, so the next micro-batch may hold as much less
         self.dip = estimator.machine.memory * SHARE
 
@@ -156,7 +158,9 @@ class _Hunt:
         """Queue a family by what its largest micro-batch takes per sequence: no smaller one takes less."""
         last = len(family.batches) - 1
         s = family.member(last, family.experts[0])
-        fill = family.batches[0].size if all(b.schedule in FILLED for b in family.batches) else 0
+        batches = family.batches
+        p, whole = s.pipeline, s.micro_batch * s.micro_batches
+        fill = min(b.size * self.hopes.left(p, whole // b.size) for b in batches) if p > 1 else 0
         self.priced += 1
         heappush(self.queue, _Entry(self.estimator.floor(s, fill), self.priced, 0, s, 0, family))
 
@@ -182,7 +186,8 @@ class _Hunt:
 
     def _push(self, s: Strategy, tier: int, within: tuple[Family, int] | tuple[()] = (), base: int = 0) -> None:
         self.priced += 1
-        bound = self.estimator.bound(s, self.tiers[tier], open_experts=bool(within))
+        fill = self.hopes.left(s.pipeline, s.micro_batches)
+        bound = self.estimator.bound(s, self.tiers[tier], bool(within), fill)
         heappush(self.queue, _Entry(bound, self.priced, base or self.priced, s, tier, *within))
 
     def run(self, kept: int = KEPT, skip: Callable[[_Entry], bool] | None = None) -> None:
@@ -204,7 +209,8 @@ class _Hunt:
         if not last and self._least(family, entry.number, entry.tier).estimate.memory > NEAR * self.limit:
             self._push(entry.strategy, entry.tier + 1, (family, entry.number))
             return
-        bounds = self.estimator.bounds(entry.strategy, family.experts, self.tiers[entry.tier])
+        fill = self.hopes.left(entry.strategy.pipeline, entry.strategy.micro_batches)
+        bounds = self.estimator.bounds(entry.strategy, family.experts, self.tiers[entry.tier], fill)
         for experts, bound in zip(family.experts, bounds, strict=True):
             self.priced += 1
             branch = _Entry(bound, self.priced, self.priced, entry.strategy, entry.tier, experts=experts)
@@ -234,7 +240,8 @@ class _Hunt:
         self.others.pop(base, None)
         self.found[base] = candidate
         self.fastest = [f for f in self.fastest if f[1] != base]
-        insort(self.fastest, (candidate.estimate.seconds, base))
+        enough = self.fastest[KEPT - 1][0] if len(self.fastest) >= KEPT else inf
+        insort(self.fastest, (self.hopes.soonest(candidate.strategy, candidate.estimate, enough), base))
         del self.fastest[KEPT:]
 
     def compare(self) -> None:
@@ -274,14 +281,15 @@ class Ladder:
                 return
 
 
-def saved(spec: Spec, estimator: Estimator, candidate: Candidate, limit: int) -> Candidate:
-    """The candidate, or the fastest of the ways to make it fit, else the smallest."""
+def saved(spec: Spec, estimator: Estimator, candidate: Candidate, limit: int, enough: float = inf) -> Candidate:
+    """The candidate, or the fastest of the ways to make it fit, else the smallest; ways that take `enough` seconds or
+    more are not looked for."""
     if candidate.estimate.memory <= limit:
         return candidate
     ladder = Ladder(shardings(spec, candidate.strategy), allowed(spec, "recompute"))
     best, smallest = None, candidate
     for tier in ladder.tiers:
-        if best is not None and estimator.bound(candidate.strategy, tier) >= best.estimate.seconds:
+        if estimator.bound(candidate.strategy, tier) >= (best.estimate.seconds if best else enough):
             break
         tried = tuple(ladder.try_tier(spec, estimator, candidate.strategy, tier, limit))
         fitting = [c for c in tried if c.estimate.memory <= limit]

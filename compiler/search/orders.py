@@ -1,17 +1,17 @@
-"""Schedules for the best candidates: the orders that the wishes allow are timed with the candidate's own chunk times.
-Of long ones, of which only the first candidates get some, two shorter ones are.
+"""Schedules for the best pipelines: ranked by closed form, and the first of them timed by their orders, with the chunk
+times of their own layers. Of long orders two shorter ones are timed.
 
-The closed forms rank meshes by one schedule; here the best of them get the others too, with the layers split for the
-schedule's placement. A timed order knows uneven chunks, head and links; what stands outside the body of a step keeps
-its closed form.
+A timed order knows uneven chunks, head and links, with the layers split for the schedule's placement; what stands
+outside the body of a step keeps its closed form.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import insort
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from math import inf
+from typing import TYPE_CHECKING, NamedTuple
 
 from titan.compiler.cost.estimate import Estimator
 from titan.compiler.schedules.listing import Costs
@@ -20,6 +20,7 @@ from titan.compiler.schedules.registry import schedule_row
 from titan.compiler.schedules.solved import solve
 from titan.compiler.schedules.timetable import Durations, period, timetable
 from titan.compiler.search.candidates import Candidate, saved, with_stages
+from titan.compiler.search.hopes import Hopes, room, scheduled
 from titan.compiler.search.space import schedules
 from titan.compiler.shared_work import SharedWork
 from titan.compiler.strategy import Strategy
@@ -27,79 +28,85 @@ from titan.compiler.strategy import Strategy
 if TYPE_CHECKING:
     from titan.compiler.spec.schema import Spec
 
-BEST = 4  # meshes whose schedules are tried
-SHARED = 12  # the same where ranks share cores, of which closed forms know little
+LISTED = 8  # pipelines, each with a schedule, that get a closed form of their own
+CROWDED = 80  # the same where ranks share cores
+TIMED = 8  # of them that are timed by their orders
 ELEMENTS = 6500  # of an order that is timed; of a longer one two shorter ones are
-LONG = 3  # longer orders that are timed for one of the first meshes: the best by closed form that fit
-LONG_MESHES = 2
-ABOUT = 1.08  # by which the closed form of a split backward's memory may be too high: plans are measured afterwards
-PAYS = 2_000  # forwards of all orders from which on a second process pays
+MOST = 100_000  # elements of all orders that are timed, beyond the first two
+PAYS = 12_000  # elements of all orders from which on a second process pays
 SOLVED = 1_600  # elements of an order that is searched for
 STALL = 0.02  # share of a step that not waiting for the norm must save: a norm that clips by surprise costs two steps
 
-Listed = tuple[Candidate, list[tuple[str, int]]]  # a candidate with schedules and their chunks
+
+def with_schedules(
+    spec: Spec, estimator: Estimator, ranked: list[Candidate], limit: int, margin: float
+) -> list[Candidate]:
+    """`ranked`, and pipelines with other schedules, in order of their times: by closed form, which is wrong by about
+    `margin`, and by their orders where those may be the best."""
+    crowded = bool(estimator.machine.cores)  # closed forms know little of ranks that share cores
+    pairs = _pairs(spec, estimator, ranked, limit, CROWDED if crowded else LISTED)
+    chosen = pairs if crowded else _likely(pairs, margin)
+    jobs: dict[str, list[Pair]] = {}
+    for pair in chosen:
+        s = pair.candidate.strategy
+        jobs.setdefault(f"{s.schedule} {s.chunks} {s.pipeline} {s.micro_batches}", []).append(pair)
+    work = {name: partial(_all_timed, spec, estimator, listed, limit) for name, listed in jobs.items()}
+    pays = len(work) > 1 and sum(_elements(p.candidate.strategy) for p in chosen) > PAYS
+    found = [c for some in SharedWork(work, pays=pays).finish().values() for c in some]
+    known = {p.number for p in chosen if p.stands}
+    rest = (p.candidate for p in pairs if p not in chosen and not p.stands)
+    return sorted((*found, *rest, *(c for n, c in enumerate(ranked) if n not in known)), key=lambda c: c.key)
 
 
-def with_schedules(spec: Spec, estimator: Estimator, ranked: list[Candidate], limit: int) -> list[Candidate]:
-    """`ranked` with the other schedules of its first candidates, in order of their times."""
-    first = ranked[: SHARED if estimator.machine.cores else BEST]
-    jobs = _jobs(spec, estimator, first, limit)
-    pays = sum(c.strategy.pipeline * c.strategy.micro_batches for c in first) > PAYS
-    tried = [c for found in SharedWork(jobs, pays=pays).finish().values() for c in found]
-    if not tried:
-        return ranked
-    others = [c for c in first if c.strategy.pipeline == 1]
-    return sorted([*tried, *others], key=lambda c: c.key) + ranked[len(first) :]
+class Pair(NamedTuple):
+    """A candidate with a schedule and its closed form: of the `number`-th mesh, whose own schedule it may be."""
+
+    seconds: float
+    number: int
+    candidate: Candidate
+    stands: bool
 
 
-def _jobs(
-    spec: Spec, estimator: Estimator, first: list[Candidate], limit: int
-) -> dict[str, Callable[[], list[Candidate]]]:
-    """What is timed apart: long orders of meshes that have the same, and each shorter one."""
-    together: dict[tuple[int, int], list[Listed]] = {}
-    jobs: dict[str, Callable[[], list[Candidate]]] = {}
-    for number, candidate in enumerate(first):
-        short, long = _by_length(spec, estimator, candidate, number)
-        if long and number < LONG_MESHES:
-            shape = candidate.strategy.pipeline, candidate.strategy.micro_batches
-            together.setdefault(shape, []).append((candidate, long))
-        for name, chunks in short:
-            jobs[f"{number} {name} {chunks}"] = partial(timed, spec, estimator, candidate, name, chunks, limit)
-    return {str(shape): partial(_long, spec, estimator, listed, limit) for shape, listed in together.items()} | jobs
+def _pairs(spec: Spec, estimator: Estimator, ranked: list[Candidate], limit: int, most: int) -> list[Pair]:
+    """Pipelines with every schedule that fits, until so many are faster than there is hope for the others."""
+    hopes = Hopes(spec, estimator, limit)
+    found: list[Pair] = []
+    hoped = sorted((hopes.seconds(c.strategy, c.estimate), n) for n, c in enumerate(ranked) if c.strategy.pipeline > 1)
+    for place, (seconds, n) in enumerate(hoped):
+        if seconds >= (enough := found[most - 1].seconds if len(found) >= most else inf):
+            break
+        s = ranked[n].strategy
+        for name, chunks in schedules(spec, s.pipeline, s.micro_batches):
+            if name == "solved" and (_solving(s, chunks) > SOLVED or not (place == 0 or _pinned(spec, name))):
+                continue
+            changed = _free(spec, s, name, chunks)
+            if estimator.bound(changed, changed.recompute) < enough:
+                whole, most_bytes = Candidate(changed, estimator.estimate(changed)), room(limit, name)
+                fitted = saved(spec, estimator, whole, most_bytes, enough)
+                if fitted.estimate.memory <= most_bytes:
+                    insort(found, Pair(fitted.estimate.seconds, n, fitted, name == s.schedule), key=lambda p: p[:2])
+    return found
 
 
-def _long(spec: Spec, estimator: Estimator, listed: list[Listed], limit: int) -> list[Candidate]:
-    """Of each candidate the first of its long orders that fit."""
-    tried: list[Candidate] = []
-    for candidate, long in listed:
-        left = LONG
-        for name, chunks in long:
-            found = timed(spec, estimator, candidate, name, chunks, limit)
-            tried, left = tried + found, left - bool(found)
-            if not left:
-                break
-    return tried
+def _likely(pairs: list[Pair], margin: float) -> list[Pair]:
+    """Those that may be the best when every two are wrong by `margin`; few where their orders are long."""
+    found: list[Pair] = []
+    elements = 0
+    for pair in pairs[:TIMED]:
+        elements += _elements(pair.candidate.strategy)
+        if pair.seconds > (1 + 2 * margin) * pairs[0].seconds or (len(found) > 1 and elements > MOST):
+            break
+        found.append(pair)
+    return found
 
 
-def _by_length(
-    spec: Spec, estimator: Estimator, candidate: Candidate, number: int
-) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
-    """The schedules of one candidate, the `number`-th: those with short orders, and those with long ones, the best by
-    closed form first."""
-    s = candidate.strategy
-    short: list[tuple[str, int]] = []
-    long: list[tuple[float, str, int]] = []
-    for name, chunks in schedules(spec, s.pipeline, s.micro_batches) if s.pipeline > 1 else ():
-        elements = 3 * s.pipeline * s.micro_batches * chunks * schedule_row(name).copies
-        first = number == 0 or _pinned(spec, name)
-        if name == "solved" and (elements > SOLVED or not first):
-            continue
-        if elements <= ELEMENTS:
-            short.append((name, chunks))
-        elif schedule_row(name).size is None:
-            changed = replace(s, schedule=name, wished_chunks=chunks, stages=spec.parallel.stages.value or ())
-            long.append((estimator.bound(changed), name, chunks))
-    return short, [(name, chunks) for _, name, chunks in sorted(long)]
+def _solving(s: Strategy, chunks: int) -> int:
+    return 3 * s.pipeline * s.micro_batches * chunks
+
+
+def _elements(s: Strategy) -> int:
+    """Of the orders that are timed for a strategy."""
+    return 3 * sum({*rounds(s)}) * s.pipeline * s.chunks * schedule_row(s.schedule).copies
 
 
 def _pinned(spec: Spec, name: str) -> bool:
@@ -107,20 +114,21 @@ def _pinned(spec: Spec, name: str) -> bool:
     return wish.fixed and wish.value == name
 
 
-def timed(
-    spec: Spec, estimator: Estimator, candidate: Candidate, name: str, chunks: int, limit: int
-) -> list[Candidate]:
-    """The candidate with another schedule, timed, as far as it fits: waiting for the norm, and not waiting for it where
-    that is faster."""
-    changed = replace(candidate.strategy, schedule=name, wished_chunks=chunks, stages=spec.parallel.stages.value or ())
-    changed = replace(changed, recompute=_first_tier(spec, candidate.strategy))
-    if schedule_row(name).copies > 1 and changed.zero == 0 and spec.parallel.zero.allows(1):
-        changed = replace(changed, zero=1)  # mirrored stages share their state, even on one data rank
-    about = limit * (ABOUT if schedule_row(name).splits else 1.0)
-    found = saved(spec, estimator, Candidate(changed, estimator.estimate(changed)), round(about))
-    if found.estimate.memory > about:
-        return []
-    strategy = finished(found, estimator, limit)
+def _free(spec: Spec, s: Strategy, name: str, chunks: int) -> Strategy:
+    """The strategy with another schedule. What keeps less may need no recompute where another did."""
+    changed = scheduled(spec, s, name, chunks)
+    return replace(changed, recompute="none") if spec.parallel.recompute.allows("none") else changed
+
+
+def _all_timed(spec: Spec, estimator: Estimator, pairs: list[Pair], limit: int) -> list[Candidate]:
+    return [c for pair in pairs for c in timed(spec, estimator, pair.candidate, limit)]
+
+
+def timed(spec: Spec, estimator: Estimator, candidate: Candidate, limit: int) -> list[Candidate]:
+    """A pipeline timed by its order, as far as it fits: waiting for the norm, and not waiting for it where that is
+    faster."""
+    about = room(limit, candidate.strategy.schedule)
+    strategy = finished(candidate, estimator, limit)
     durations, wish = estimator.durations(strategy), spec.parallel.late_check
     once, on = body_seconds(strategy, durations)
     bodies = {False: once} if wish.allows(False) else {}
@@ -161,11 +169,6 @@ def rounds(s: Strategy) -> tuple[int, int]:
             if row.legal(s.pipeline, few) and row.legal(s.pipeline, few + s.pipeline):
                 return few, few + s.pipeline
     return own, own
-
-
-def _first_tier(spec: Spec, s: Strategy) -> str:
-    """A schedule that keeps less may need no recompute where another did."""
-    return "none" if spec.parallel.recompute.allows("none") else s.recompute
 
 
 def finished(candidate: Candidate, estimator: Estimator, limit: int) -> Strategy:

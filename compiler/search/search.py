@@ -185,7 +185,7 @@ def _best(
         near = sorted((c for c in others if c.estimate.memory <= NEAR * closed), key=lambda c: c.key)
         ranked, lost = affordable(fitting, LARGE, MARGIN)
         ranked = with_kept_logits(spec, estimator, ranked, closed, MARGIN)
-        ranked = with_schedules(spec, estimator, ranked, closed)
+        ranked = with_schedules(spec, estimator, ranked, closed, MARGIN)
         aside()
         if estimator.machine.cores:
             ranked = list(dict.fromkeys((*_one_each(ranked, *MESH, "micro_batch"), *ranked)))
@@ -252,7 +252,7 @@ def _rivals(spec: Spec, estimator: Estimator, priced: int, finalists: list[Final
     space = enumerate_space(other)
     fitting = price(other, estimator, space, closed).fitting if space.families else []
     best = min(f.timeline.seconds for f in finalists)
-    ranked = with_schedules(spec, estimator, _one_each(affordable(fitting, LARGE, MARGIN)[0], *MESH), closed)
+    ranked = with_schedules(spec, estimator, _one_each(affordable(fitting, LARGE, MARGIN)[0], *MESH), closed, MARGIN)
     small = [c for c in ranked if c.work <= WORK and c.written <= WRITTEN]
     return [c for c in _one_each(small, *MESH) if c.estimate.seconds < best][:FINALISTS]
 
