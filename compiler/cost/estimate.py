@@ -49,8 +49,8 @@ SHARDING = frozenset(("zero", "shard", "reduce", "gather", "prefetch"))
 @dataclass(slots=True)
 class _Body:
     """What of a strategy the ways to keep its state have in common: costs of a layer and of the head, layers that ranks
-    work on per micro-batch, copies of the model, layers of the largest stage; once they were asked for, its seconds and
-    of them those of the fill, and bytes of activations by layers that are fetched ahead."""
+    work on per micro-batch, copies of the model, layers of the largest stage, bytes of communicators; once they were
+    asked for, its seconds and of them those of the fill, and bytes of activations by layers that are fetched ahead."""
 
     layer: LayerCost
     head: LayerCost
@@ -58,6 +58,7 @@ class _Body:
     copies: int
     stage: int
     micro_batches: int
+    communicators: int
     seconds: float | None = None
     fill: float = 0.0
     activations: dict[int, tuple[Activations, ...]] = field(default_factory=dict)
@@ -109,7 +110,9 @@ class Estimator(MemoryForms):
         copies = schedule_row(s.schedule).copies
         one, ends = layer.forward + layer.backward + layer.rebuilt(s.recompute), head.forward + head.backward
         stage = ceil(max(loads)) if loads else self.bottleneck(s.pipeline, one, ends / copies)
-        return _Body(layer, head, loads, copies, stage, self.global_batch // (s.data * s.micro_batch))
+        communicators = round(self._communicators(s) * self.machine.figures["communicator_bytes"])
+        number = self.global_batch // (s.data * s.micro_batch)
+        return _Body(layer, head, loads, copies, stage, number, communicators)
 
     def _estimate(self, s: Strategy, body: _Body, limit: float) -> Estimate:
         stage, layer, micro_batches = body.stage, body.layer, body.micro_batches
@@ -117,20 +120,20 @@ class Estimator(MemoryForms):
         if kept is None:
             kept = body.activations[s.prefetch] = self._activations(s, stage, micro_batches, layer, body.head)
         tensors = self._peak(s, kept)
-        communicators = round(self._communicators(s) * self.machine.figures["communicator_bytes"])
-        point = round(tensors * (1 + self.machine.figures["allocator_slack"])) + communicators + self.machine.reserved
+        slack = 1 + self.machine.figures["allocator_slack"]
+        point = round(tensors * slack) + body.communicators + self.machine.reserved
         seconds = inf
         if point <= limit:
             if body.seconds is None:
                 body.seconds, body.fill = self._pipeline_part(s, stage, body.loads, layer, body.head, s.recompute)
-            ends_held = max(map(self._ends, self._held(s)))
+            ends_held = self._most_ends(s)
             passes, held = (stage * layer.forward, stage * layer.backward), stage * body.copies
             more = self._step_end(s, self._weights(s, held, ends_held), *passes)
             more += self._experts_end(s, held, passes[0])
             more += micro_batches * self._sharded_seconds(s, layer, held, ends_held)
             more += micro_batches * activation_seconds(self.machine, s, layer, stage)
             seconds = body.seconds + self._crowd(s) * more
-        return Estimate(seconds, point, upper_bound(self.machine, tensors, communicators), stage, body.fill)
+        return Estimate(seconds, point, upper_bound(self.machine, tensors, body.communicators), stage, body.fill)
 
     def bound(self, s: Strategy, recompute: str = "none", open_experts: bool = False, fill: float = 1.0) -> float:
         """Seconds that no way of saving memory gets below: the body of a step with this recompute, logits kept, and
@@ -138,7 +141,9 @@ class Estimator(MemoryForms):
         cut = self.kept_logits(s, open_experts)
         return self._bound(s, self.layer(cut), self.head(cut), self._rank_layers(s), recompute, fill, open_experts)
 
-    def bounds(self, s: Strategy, ways: Iterable[tuple[int, int]], recompute: str, fill: float) -> Iterator[float]:
+    def bounds(
+        self, s: Strategy, ways: Iterable[tuple[int, int]], recompute: str, fill: float = 1.0
+    ) -> Iterator[float]:
         """`bound` of the strategy with each of several ways to share experts (`expert`, `expert_tensor`)."""
         cut = self.kept_logits(s)
         head, loads = self.head(cut), self._rank_layers(s)

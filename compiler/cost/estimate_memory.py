@@ -36,6 +36,7 @@ class MemoryForms(LayerPrices):
     def __init__(self, machine: Machine, shape: Shape, global_batch: int) -> None:
         super().__init__(machine, shape)
         self.global_batch = global_batch
+        self._most: dict[tuple[str, int, int], int] = {}  # matrices of embedding and head
         self._each: dict[tuple[int, str, bool, bool, int], float] = {}  # bytes of one parameter's buffers
 
     def cut(self, s: Strategy) -> Cut:
@@ -137,6 +138,13 @@ class MemoryForms(LayerPrices):
     def _ends(self, held: Held) -> int:
         """Matrices of embedding and head on a rank; tied ones are held once."""
         return max(held.firsts, held.lasts) if self.shape.tied else held.firsts + held.lasts
+
+    def _most_ends(self, s: Strategy) -> int:
+        """The same on the rank that holds most of them."""
+        key = (s.schedule, s.pipeline, s.chunks)
+        if key not in self._most:
+            self._most[key] = max(map(self._ends, self._held(s)))
+        return self._most[key]
 
     def _weights(self, s: Strategy, layers: float, ends: int) -> float:
         """Parameters of a rank: its layers, and so many matrices of embedding and head, sharded by rows."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -37,7 +37,7 @@ COMPARED = (
     "micro_batch",
 )
 LARGE = 12_000  # block calls above which a plan must be faster by a margin
-KEPT = 4  # fitting candidates of which no other may be faster
+KEPT = 2  # fitting candidates of which no other may be faster
 HALVED = 256  # families from which on they are searched in two halves
 NEAR = 1.1  # times the limit, by estimate: such plans are compiled too when no better one is left
 
@@ -166,15 +166,17 @@ class _Hunt:
 
     def _open(self, family: Family) -> None:
         """Queue the micro-batches of a family that can fit."""
-        for number in range(len(family.batches)):
-            least = self._least(family, number, -1)
-            if least.estimate.memory <= NEAR * self.limit:
-                s = family.member(number, family.experts[0])
-                self._push(s, 0, (family, number) if len(family.experts) > 1 else ())
-            elif number == 0:
-                self.others[-self.priced] = least
-            if least.estimate.memory > NEAR * self.limit + self.dip:
-                break
+        numbers = range(len(family.batches))
+        smallest = self._least(family, 0, -1)
+        if smallest.estimate.memory > NEAR * self.limit:
+            self.others[-self.priced] = smallest
+        most = NEAR * self.limit + self.dip
+        for number in numbers[: bisect_right(numbers, most, key=partial(self._bytes, family))]:
+            s = family.member(number, family.experts[0])
+            self._push(s, 0, (family, number) if len(family.experts) > 1 else ())
+
+    def _bytes(self, family: Family, number: int) -> int:
+        return self._least(family, number, -1).estimate.memory
 
     def _least(self, family: Family, number: int, tier: int) -> Candidate:
         """The thriftiest way to share and to shard with a tier of recompute."""

@@ -28,11 +28,11 @@ from titan.compiler.strategy import Strategy
 if TYPE_CHECKING:
     from titan.compiler.spec.schema import Spec
 
-LISTED = 8  # pipelines, each with a schedule, that get a closed form of their own
+LISTED = 4  # pipelines, each with a schedule, that get a closed form of their own
 CROWDED = 80  # the same where ranks share cores
 TIMED = 8  # of them that are timed by their orders
 ELEMENTS = 6500  # of an order that is timed; of a longer one two shorter ones are
-MOST = 100_000  # elements of all orders that are timed, beyond the first two
+MOST = 65_000  # elements of all orders that are timed, beyond the first two
 PAYS = 12_000  # elements of all orders from which on a second process pays
 SOLVED = 1_600  # elements of an order that is searched for
 STALL = 0.02  # share of a step that not waiting for the norm must save: a norm that clips by surprise costs two steps
@@ -166,8 +166,11 @@ def rounds(s: Strategy) -> tuple[int, int]:
     elements = 3 * s.pipeline * own * s.chunks * row.copies
     if elements > ELEMENTS and s.written_order is None and row.size is None:
         for few in range(2 * s.pipeline + own % s.pipeline, own - s.pipeline, s.pipeline):  # the pipeline has filled
-            if row.legal(s.pipeline, few) and row.legal(s.pipeline, few + s.pipeline):
-                return few, few + s.pipeline
+            more = few + s.pipeline
+            if few + more >= own:
+                break
+            if row.legal(s.pipeline, few) and row.legal(s.pipeline, more):
+                return few, more
     return own, own
 
 

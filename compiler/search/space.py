@@ -366,6 +366,10 @@ def shardings(spec: Spec, s: Strategy) -> tuple[dict[str, Any], ...]:
         if zero < 2 or choices["reduce"]:
             named = [[(key, value) for value in values] for key, values in choices.items() if values]
             found += [{"zero": zero, **dict(values)} for values in product(*named)]
+    if allowed(spec, "offload")[0] == "none":
+        # what is gathered once a step is gathered at its beginning
+        nearest = min((o["prefetch"] for o in found if "prefetch" in o), default=0)
+        found = [o for o in found if o.get("gather") != "once" or o["prefetch"] == nearest]
     return tuple(found)
 
 
