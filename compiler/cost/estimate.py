@@ -174,6 +174,8 @@ class Estimator(MemoryForms):
     def floor(self, s: Strategy, fill: float) -> float:
         """Seconds that no micro-batch size gets below on the strategy's mesh, whose own is the largest: what a sequence
         takes, for all of them and for `fill` on every other stage."""
+        larger = 4 ** ((s.micro_batch - 1).bit_length() + 1 >> 1)  # few sizes are priced for all meshes
+        s = s.but(micro_batch=larger)
         layer = self.layer(self.kept_logits(s, open_experts=True))
         sequences = self.global_batch // s.data + (s.pipeline - 1) * fill
         return sequences * (layer.forward + layer.backward) / s.micro_batch * self.shape.layers / s.pipeline

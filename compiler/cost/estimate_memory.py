@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import NamedTuple
 
-from titan.compiler.cost.held import Held, frames_held, held_by_rank
+from titan.compiler.cost.held import Frames, Held, frames_held, held_by_rank
 from titan.compiler.cost.layer import Cut, LayerCost, LayerPrices
 from titan.compiler.cost.machine import Machine
 from titan.compiler.cost.offload import kept_layers, nearby
@@ -25,6 +25,16 @@ class Activations(NamedTuple):
     kept: float
 
 
+class _Place(NamedTuple):
+    """What is known of a pipeline rank before its layers are: its stages, whether it holds the last one, its matrices
+    of embedding and head, and frames under way (`frames_held`)."""
+
+    stages: tuple[int, ...]
+    lasts: int
+    ends: int
+    frames: tuple[Frames, ...]
+
+
 def _covers(one: Activations, other: Activations) -> bool:
     """Whether a rank holds no less of everything than another; no two are equal."""
     return one.layers >= other.layers and one.ends >= other.ends and one.kept >= other.kept
@@ -36,6 +46,7 @@ class MemoryForms(LayerPrices):
     def __init__(self, machine: Machine, shape: Shape, global_batch: int) -> None:
         super().__init__(machine, shape)
         self.global_batch = global_batch
+        self._known: dict[tuple[str, int, int, int, bool], tuple[_Place, ...]] = {}
         self._most: dict[tuple[str, int, int], int] = {}  # matrices of embedding and head
         self._each: dict[tuple[int, str, bool, bool, int], float] = {}  # bytes of one parameter's buffers
 
@@ -70,29 +81,43 @@ class MemoryForms(LayerPrices):
 
     def _peak(self, s: Strategy, ranks: tuple[Activations, ...]) -> int:
         """Bytes of tensors on the fullest of the ranks."""
-        peak = 0.0
+        peak, each, experts = 0.0, self._buffers(s, 1.0), self._expert_buffers(s, 1.0)
         for layers, ends, kept in ranks:
-            held = self._buffers(s, self._weights(s, layers, ends)) + self._expert_buffers(s, layers)
+            held = self._weights(s, layers, ends) * each + layers * experts
             held += self._whole(s, layers, ends) if s.zero > 1 else 0.0
-            peak = max(peak, held + max(kept, self._state_nearby(s, layers, ends)))
+            held += max(kept, self._state_nearby(s, layers, ends)) if s.state_on_host else kept
+            peak = held if held > peak else peak
         return round(peak)
+
+    def _places(self, s: Strategy, micro_batches: int) -> tuple[_Place, ...]:
+        """All ranks when the stages are known, else the first two and the last."""
+        key = (s.schedule, s.pipeline, s.chunks, micro_batches, bool(s.stages))
+        found = self._known.get(key)
+        if found is None:
+            held, last = self._held(s), s.pipeline - 1
+            found = self._known[key] = tuple(
+                _Place(
+                    held[rank].stages, held[rank].lasts, self._ends(held[rank]),
+                    frames_held(s.schedule, s.pipeline, rank, micro_batches, s.chunks),
+                )
+                for rank in (range(s.pipeline) if s.stages else sorted({0, min(1, last), last}))
+            )  # fmt: skip
+        return found
 
     def _activations(
         self, s: Strategy, stage: int, micro_batches: int, layer: LayerCost, head: LayerCost
     ) -> tuple[Activations, ...]:
-        """All ranks when the stages are known, else the first two and the last with stages of equal size; without
-        those that hold no more of anything than another."""
-        last, row, held = s.pipeline - 1, schedule_row(s.schedule), self._held(s)
-        stored, chunks = layer.stored(s.recompute), s.chunks
+        """Of the ranks of `_places`, with stages of equal size where they are unknown; without those that hold no more
+        of anything than another."""
+        stored, even, away = layer.stored(s.recompute), stage * schedule_row(s.schedule).copies, s.offload != "none"
         working = (1.5 if s.recompute == "full" else 0.5) * layer.kept  # a layer's gradients, and what it rebuilds
         most: dict[tuple[float, int], float] = {}
-        for rank in range(s.pipeline) if s.stages else sorted({0, min(1, last), last}):
-            mine, kept = held[rank], 0.0
-            layers = sum(s.stages[c] for c in mine.stages) if s.stages else stage * row.copies
-            logits, ends = head if mine.lasts else NOTHING, self._ends(mine)
-            for frames, split in frames_held(s.schedule, s.pipeline, rank, micro_batches, chunks):
-                live = kept_layers(s, frames * layers) * stored + split * layers * layer.split
-                live += split * logits.split
+        for stages, lasts, ends, pairs in self._places(s, micro_batches):
+            layers, kept = sum(s.stages[c] for c in stages) if s.stages else even, 0.0
+            logits = head if lasts else NOTHING
+            for frames, split in pairs:
+                live = (kept_layers(s, frames * layers) if away else frames * layers) * stored
+                live += split * (layers * layer.split + logits.split)
                 made = max(working - (layer.split if split else 0.0), 0.0)  # a part of it becomes a split frame
                 kept = max(kept, live + max(made, logits.kept))
             most[layers, ends] = max(most.get((layers, ends), 0.0), kept)

@@ -231,7 +231,8 @@ class _Hunt:
         elif entry.base not in self.found:
             known = (self.others[entry.base],) if entry.base in self.others else ()
             self.others[entry.base] = min((*known, *tried), key=lambda c: c.estimate.memory)
-        whole = bool(fitting) and fitting[-1] is tried[-1]  # fits without any saving: recompute would only cost time
+        # where what saves least fits, recompute would only cost time
+        whole = any(c.strategy.zero == ladder.options[0]["zero"] for c in fitting)
         if not whole and entry.tier + 1 < len(self.tiers):
             self._push(s, entry.tier + 1, (), entry.base)
 
@@ -272,15 +273,34 @@ class Ladder:
     tiers: tuple[str, ...]
 
     def try_tier(self, spec: Spec, estimator: Estimator, s: Strategy, tier: str, limit: int) -> Iterator[Candidate]:
-        """A strategy with a tier and every sharding, the thriftiest first; only that where not even it fits. Sharding
-        that does not go with its experts is left out."""
+        """A strategy with a tier and every sharding, the thriftiest first; only that where not even it fits. Left out
+        is what does not go with the strategy's experts, and what only saves more than another one that fits."""
         options = self.options
         if s.expert > 1:
             options = tuple(o for o in options if is_legal(spec, s.but(**o), EXPERT_RULES))
-        for number, found in enumerate(estimator.estimates(s.but(recompute=tier), reversed(options), NEAR * limit)):
-            yield Candidate(*found)
-            if not number and found[1].memory > NEAR * limit:
+        fits: list[Strategy] = []
+        for found, estimate in estimator.estimates(s.but(recompute=tier), _in_turn(options, fits), NEAR * limit):
+            yield Candidate(found, estimate)
+            if estimate.memory <= limit:
+                fits.append(found)
+            elif not fits:
                 return
+
+
+def _in_turn(options: tuple[dict[str, Any], ...], fits: list[Strategy]) -> Iterator[dict[str, Any]]:
+    """The last option, then the others, but for those that only save more than what `fits` by then."""
+    yield options[-1]
+    for option in options[:-1]:
+        if not any(_only_saves(option, strategy) for strategy in fits):
+            yield option
+
+
+def _only_saves(option: dict[str, Any], s: Strategy) -> bool:
+    """Whether a sharding moves, in each of several micro-batches, what a strategy moves once, or has less time to."""
+    if option["zero"] != s.zero or option.get("shard", s.shard) != s.shard or option.get("prefetch", 0) > s.prefetch:
+        return False
+    several = ("each",) if s.micro_batches > 1 else ()
+    return all(option.get(key, own) in (own, *several) for key, own in (("reduce", s.reduce), ("gather", s.gather)))
 
 
 def saved(spec: Spec, estimator: Estimator, candidate: Candidate, limit: int, enough: float = inf) -> Candidate:

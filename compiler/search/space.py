@@ -8,7 +8,7 @@ better one stands for them wherever the wishes allow it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import lru_cache
 from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,6 +22,7 @@ from titan.compiler.strategy import Strategy
 from titan.grammar.diagnostics import Diagnostic
 
 if TYPE_CHECKING:
+    from titan.compiler.spec.legality import Rule
     from titan.compiler.spec.schema import Spec
     from titan.compiler.spec.wishes import Wish
 
@@ -53,11 +54,13 @@ OF_FORMS = tuple(  # of a context form whatever else is chosen
     for rule in rules_reading("context_form")
     if {*rule.needs} <= {"context_form", "context", "context_heads", "tensor"}
 )
-BEYOND_MESH = rules_reading(  # all but those that a mesh alone breaks or keeps
-    "sequence_parallel", "context_form", "context_heads", "context_order", "micro_batch", "schedule", "chunks",
-    "stages", "zero", "shard", "reduce", "gather", "prefetch", "offload", "late_check", "recompute", "expert",
-    "expert_tensor",
+_PARALLEL = rules_reading("sequence_parallel", "context_form", "context_heads", "context_order")
+OF_PARALLEL = tuple(rule for rule in _PARALLEL if rule not in (*OF_FORMS, *EXPERT_RULES))
+_BATCHES = rules_reading(  # all that are left but those that a mesh alone breaks or keeps
+    "micro_batch", "schedule", "chunks", "stages", "zero", "shard", "reduce", "gather", "prefetch", "offload",
+    "late_check", "recompute",
 )  # fmt: skip
+OF_BATCHES = tuple(rule for rule in _BATCHES if not rule.partial and rule not in (*_PARALLEL, *EXPERT_RULES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +271,7 @@ def _of_mesh(
         spec.parallel.stages.value or (), late_check=spec.parallel.late_check.value is True,
         offload=allowed(spec, "offload")[0],
     ).but(**options[0])  # fmt: skip
+    batches = _legal_batches(spec, some, batches, OF_BATCHES)
     for form, heads, order in context_forms(spec, context, tensor):
         if not is_legal(spec, some.but(context_form=form, context_heads=heads, context_order=order), OF_FORMS):
             continue
@@ -277,26 +281,26 @@ def _of_mesh(
             )  # fmt: skip
             if parallel not in shared:
                 shared[parallel] = _shared_experts(spec, plain)
-            kept = _legal_batches(spec, plain, batches) if shared[parallel] else ()
+            kept = _legal_batches(spec, plain, batches, OF_PARALLEL) if shared[parallel] else []
             if not kept:
                 continue
-            found.append(Family(plain, kept, shared[parallel], tuple(rows[b.size] for b in kept)))
+            found.append(Family(plain, tuple(kept), shared[parallel], tuple(rows[b.size] for b in kept)))
             each = sum(len(orders[b.size]) for b in kept) * len(shared[parallel])
             number += each * (len(parallels) if parallel else 1)
             break  # sequence parallelism moves the same bytes and holds less: where it is legal it stands for both
     return found, number * len(options) * len(recompute)
 
 
-def _legal_batches(spec: Spec, plain: Strategy, batches: Sequence[Batch]) -> tuple[Batch, ...]:
-    """What is legal of a mesh with its form. Micro-batches divide by construction, so one for each schedule speaks for
+def _legal_batches(spec: Spec, plain: Strategy, batches: list[Batch], rules: tuple[Rule, ...]) -> list[Batch]:
+    """Those that break none of some rules. Micro-batches divide by construction, so one for each schedule speaks for
     all."""
     agreed: dict[str, bool] = {}
     for size, schedule, chunks in batches:
         if schedule not in agreed:
             number = plain.micro_batches // size
             one = plain.but(schedule=schedule, wished_chunks=chunks, micro_batch=size, micro_batches=number)
-            agreed[schedule] = is_legal(spec, one, BEYOND_MESH)
-    return tuple(batches) if all(agreed.values()) else tuple(b for b in batches if agreed[b.schedule])
+            agreed[schedule] = is_legal(spec, one, rules)
+    return batches if all(agreed.values()) else [b for b in batches if agreed[b.schedule]]
 
 
 def _shared_experts(spec: Spec, plain: Strategy) -> tuple[tuple[int, int], ...]:
