@@ -226,4 +226,4 @@ class MemoryForms(LayerPrices):
 
     def _communicators(self, s: Strategy) -> int:
         groups = sum(degree > 1 for degree in (s.tensor, s.context, s.data * s.context, s.data * s.context))
-        return groups + (s.tensor > 1) + 1 + (4 if s.pipeline > 1 else 0)
+        return groups + (s.tensor > 1) + (s.context_heads > 1) + 1 + (4 if s.pipeline > 1 else 0)
