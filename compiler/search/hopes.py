@@ -1,8 +1,7 @@
 """What a pipeline may gain by another schedule than 1F1B, which stands for all of them while meshes are searched.
 
-How much of 1F1B's fill the best schedule leaves follows from the numbers of ranks and micro-batches alone: no more than
-that can be hoped for. Where hope is worth it, every schedule that fits beside the candidate's own savings gets its
-closed form.
+How much of 1F1B's fill a schedule leaves follows from the numbers of ranks and micro-batches, about: more than the best
+one saves is not hoped for. Where that is worth it, schedules get their closed forms, with the candidate's own savings.
 """
 
 from __future__ import annotations

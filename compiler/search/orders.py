@@ -8,6 +8,7 @@ outside the body of a step keeps its closed form.
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -44,7 +45,8 @@ def with_schedules(
     """`ranked`, and pipelines with other schedules, in order of their times: by closed form, which is wrong by about
     `margin`, and by their orders where those may be the best."""
     crowded = bool(estimator.machine.cores)  # closed forms know little of ranks that share cores
-    pairs = _pairs(spec, estimator, ranked, limit, CROWDED if crowded else LISTED)
+    most, apart = (CROWDED, inf) if crowded else (LISTED, margin)
+    pairs = _pairs(spec, estimator, ranked, limit, most, apart)
     chosen = pairs if crowded else _likely(pairs, margin)
     jobs: dict[str, list[Pair]] = {}
     for pair in chosen:
@@ -67,25 +69,47 @@ class Pair(NamedTuple):
     stands: bool
 
 
-def _pairs(spec: Spec, estimator: Estimator, ranked: list[Candidate], limit: int, most: int) -> list[Pair]:
-    """Pipelines with every schedule that fits, until so many are faster than there is hope for the others."""
+def _pairs(
+    spec: Spec, estimator: Estimator, ranked: list[Candidate], limit: int, most: int, margin: float
+) -> list[Pair]:
+    """Pipelines with schedules that fit, until so many are faster than there is hope for the others. Of one pipeline
+    none whose bound is above another's time by the margin."""
     hopes = Hopes(spec, estimator, limit)
     found: list[Pair] = []
     hoped = sorted((hopes.seconds(c.strategy, c.estimate), n) for n, c in enumerate(ranked) if c.strategy.pipeline > 1)
     for place, (seconds, n) in enumerate(hoped):
-        if seconds >= (enough := found[most - 1].seconds if len(found) >= most else inf):
+        enough = found[most - 1].seconds if len(found) >= most else inf
+        if seconds >= enough:
             break
         s = ranked[n].strategy
-        for name, chunks in schedules(spec, s.pipeline, s.micro_batches):
-            if name == "solved" and (_solving(s, chunks) > SOLVED or not (place == 0 or _pinned(spec, name))):
-                continue
-            changed = _free(spec, s, name, chunks)
-            if estimator.bound(changed, changed.recompute) < enough:
-                whole, most_bytes = Candidate(changed, estimator.estimate(changed)), room(limit, name)
-                fitted = saved(spec, estimator, whole, most_bytes, enough)
-                if fitted.estimate.memory <= most_bytes:
-                    insort(found, Pair(fitted.estimate.seconds, n, fitted, name == s.schedule), key=lambda p: p[:2])
+        for fitted in _fitting(spec, estimator, _scheduled(spec, s, place == 0), limit, enough, margin):
+            pair = Pair(fitted.estimate.seconds, n, fitted, fitted.strategy.schedule == s.schedule)
+            insort(found, pair, key=lambda p: p[:2])
     return found
+
+
+def _scheduled(spec: Spec, s: Strategy, first: bool) -> Iterator[Strategy]:
+    """A pipeline with every schedule; an order is searched for where that is short, for the first or when asked."""
+    for name, chunks in schedules(spec, s.pipeline, s.micro_batches):
+        solving = 3 * s.pipeline * s.micro_batches * chunks
+        if name != "solved" or (solving <= SOLVED and (first or _pinned(spec, name))):
+            changed = scheduled(spec, s, name, chunks)
+            # what keeps less may need no recompute where another schedule did
+            yield replace(changed, recompute="none") if spec.parallel.recompute.allows("none") else changed
+
+
+def _fitting(
+    spec: Spec, estimator: Estimator, ways: Iterator[Strategy], limit: int, enough: float, margin: float
+) -> Iterator[Candidate]:
+    """Those of one pipeline that fit, with what they must save for it."""
+    for bound, _, s in sorted((estimator.bound(s, s.recompute), n, s) for n, s in enumerate(ways)):
+        if bound >= enough:
+            return
+        most = room(limit, s.schedule)
+        found = saved(spec, estimator, Candidate(s, estimator.estimate(s)), most, enough)
+        if found.estimate.memory <= most:
+            enough = min(enough, (1 + margin) * found.estimate.seconds)
+            yield found
 
 
 def _likely(pairs: list[Pair], margin: float) -> list[Pair]:
@@ -100,10 +124,6 @@ def _likely(pairs: list[Pair], margin: float) -> list[Pair]:
     return found
 
 
-def _solving(s: Strategy, chunks: int) -> int:
-    return 3 * s.pipeline * s.micro_batches * chunks
-
-
 def _elements(s: Strategy) -> int:
     """Of the orders that are timed for a strategy."""
     return 3 * sum({*rounds(s)}) * s.pipeline * s.chunks * schedule_row(s.schedule).copies
@@ -112,12 +132,6 @@ def _elements(s: Strategy) -> int:
 def _pinned(spec: Spec, name: str) -> bool:
     wish = spec.parallel.schedule
     return wish.fixed and wish.value == name
-
-
-def _free(spec: Spec, s: Strategy, name: str, chunks: int) -> Strategy:
-    """The strategy with another schedule. What keeps less may need no recompute where another did."""
-    changed = scheduled(spec, s, name, chunks)
-    return replace(changed, recompute="none") if spec.parallel.recompute.allows("none") else changed
 
 
 def _all_timed(spec: Spec, estimator: Estimator, pairs: list[Pair], limit: int) -> list[Candidate]:
