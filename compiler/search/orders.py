@@ -72,13 +72,14 @@ class Pair(NamedTuple):
 def _pairs(
     spec: Spec, estimator: Estimator, ranked: list[Candidate], limit: int, most: int, margin: float
 ) -> list[Pair]:
-    """Pipelines with schedules that fit, until so many are faster than there is hope for the others. Of one pipeline
-    none whose bound is above another's time by the margin."""
+    """Pipelines with schedules that fit, until so many are faster than there is hope for the others, or what has no
+    stages is. Of one pipeline none whose bound is above another's time by the margin."""
     hopes = Hopes(spec, estimator, limit)
     found: list[Pair] = []
+    least = (1 + 2 * margin) * min((c.estimate.seconds for c in ranked if c.strategy.pipeline == 1), default=inf)
     hoped = sorted((hopes.seconds(c.strategy, c.estimate), n) for n, c in enumerate(ranked) if c.strategy.pipeline > 1)
     for place, (seconds, n) in enumerate(hoped):
-        enough = found[most - 1].seconds if len(found) >= most else inf
+        enough = min(found[most - 1].seconds, least) if len(found) >= most else least
         if seconds >= enough:
             break
         s = ranked[n].strategy
