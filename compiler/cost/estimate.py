@@ -257,9 +257,9 @@ class Estimator(MemoryForms):
         `times` are those of a mean rank: forward, backward to inputs and to weights."""
         link, links = self._transfers(s.pipeline, s.data * s.context * s.tensor, size)
         if s.schedule not in FILLED:
-            row, mean, chunks = schedule_row(s.schedule), Times(*times), s.chunks
-            steady = slowest * row.steady(mean) / mean.total
-            return micro_batches * steady + row.bubble(s.pipeline, mean, chunks) + chunks * links
+            row, phases = schedule_row(s.schedule), Times(*times)
+            steady = slowest * row.steady(phases) / phases.total
+            return micro_batches * steady + row.bubble(s.pipeline, phases, s.chunks) + s.chunks * links
         mean = times[0] + (times[1] + times[2])
         whole = s.pipeline * mean
         cycle = max(mean + links / s.pipeline, mean + link) if micro_batches >= s.pipeline else 0.0

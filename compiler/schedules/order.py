@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cached_property, lru_cache
+from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from titan.compiler.plan.frozen import dataclass
@@ -145,7 +146,7 @@ class Schedule:
     copies: int = 1
     splits: bool = False
     size: tuple[int, int] | None = None
-    steady: Callable[[Times], float] = Times.total.fget  # work alone, unless phases of unequal length make ranks wait
+    steady: Callable[[Times], float] = attrgetter("total")  # unless phases of unequal length make ranks wait
 
     def takes(self, chunks: int) -> bool:
         """Whether a rank may hold this many chunks."""
