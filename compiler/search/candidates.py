@@ -38,6 +38,7 @@ COMPARED = (
 )
 LARGE = 12_000  # block calls above which a plan must be faster by a margin
 KEPT = 2  # fitting candidates of which no other may be faster
+FEW = 2  # layers of a rank
 HALVED = 256  # families from which on they are searched in two halves
 NEAR = 1.1  # times the limit, by estimate: such plans are compiled too when no better one is left
 
@@ -151,7 +152,7 @@ class _Hunt:
     def ladder(self, s: Strategy) -> Ladder:
         mesh = (s.pipeline, s.data, s.context, s.tensor)
         if mesh not in self.ladders:
-            self.ladders[mesh] = Ladder(shardings(self.spec, s), self.tiers)
+            self.ladders[mesh] = Ladder.of(self.spec, s, self.tiers)
         return self.ladders[mesh]
 
     def enter(self, family: Family) -> None:
@@ -180,8 +181,9 @@ class _Hunt:
 
     def _least(self, family: Family, number: int, tier: int) -> Candidate:
         """The thriftiest way to share and to shard with a tier of recompute."""
-        change = {**self.ladder(family.plain).options[-1], "recompute": self.tiers[tier]}
-        tried = [family.member(number, experts, **change) for experts in family.thriftiest]
+        plain = {"recompute": self.tiers[tier]}
+        changes = [{**option, **plain} for option in self.ladder(family.plain).thrifty]
+        tried = [family.member(number, experts, **c) for experts in family.thriftiest for c in changes]
         self.priced += len(tried)
         found = [Candidate(s, self.estimator.estimate(s, 0)) for s in tried]
         return found[0] if len(found) == 1 else min(found, key=lambda c: (c.estimate.memory, c.key))
@@ -267,10 +269,18 @@ def _has(key: str, value: object, entry: _Entry) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Ladder:
-    """Changes that may make a candidate fit: ways to shard and tiers of recompute, the thriftiest of both last."""
+    """Changes that may make a candidate fit: ways to shard and tiers of recompute, the thriftiest of both last. Where a
+    rank holds few layers, whole buckets may be as large as all that is sharded: any way may be the `thrifty` one."""
 
     options: tuple[dict[str, Any], ...]
     tiers: tuple[str, ...]
+    thrifty: tuple[dict[str, Any], ...]
+
+    @classmethod
+    def of(cls, spec: Spec, s: Strategy, tiers: tuple[str, ...]) -> Ladder:
+        """Of a mesh."""
+        options = shardings(spec, s)
+        return cls(options, tiers, options if spec.model.layer_count <= FEW * s.pipeline else options[-1:])
 
     def try_tier(self, spec: Spec, estimator: Estimator, s: Strategy, tier: str, limit: int) -> Iterator[Candidate]:
         """A strategy with a tier and every sharding, the thriftiest first; only that where not even it fits. Left out
@@ -283,7 +293,7 @@ class Ladder:
             yield Candidate(found, estimate)
             if estimate.memory <= limit:
                 fits.append(found)
-            elif not fits:
+            elif len(self.thrifty) == 1 and not fits:
                 return
 
 
@@ -308,7 +318,7 @@ def saved(spec: Spec, estimator: Estimator, candidate: Candidate, limit: int, en
     more are not looked for."""
     if candidate.estimate.memory <= limit:
         return candidate
-    ladder = Ladder(shardings(spec, candidate.strategy), allowed(spec, "recompute"))
+    ladder = Ladder.of(spec, candidate.strategy, allowed(spec, "recompute"))
     best, smallest = None, candidate
     for tier in ladder.tiers:
         if estimator.bound(candidate.strategy, tier) >= (best.estimate.seconds if best else enough):

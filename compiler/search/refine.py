@@ -99,6 +99,8 @@ def neighbours(spec: Spec, s: Strategy) -> Iterator[Strategy]:
     for parallel in allowed(spec, "sequence_parallel", idle=s.tensor == 1):
         yield from _legal(spec, replace(s, sequence_parallel=parallel))
     listed = spec.parallel.stages.value or ()
+    if s.pipeline > 1 and s.written_order is None:
+        yield from _legal(spec, replace(s, stages=listed))
     for name, chunks in schedules(spec, s.pipeline, s.micro_batches):
         if name != s.schedule and name != "solved":
             changed = replace(s, schedule=name, wished_chunks=chunks, stages=listed, written_order=None)

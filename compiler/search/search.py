@@ -15,20 +15,19 @@ from titan.compiler.cost.estimate import Estimator
 from titan.compiler.cost.machine import Machine, read_machine
 from titan.compiler.cost.memory import MemoryLedger
 from titan.compiler.cost.shape import read_shape
-from titan.compiler.cost.simulate import simulate
 from titan.compiler.cost.timeline import Timeline
 from titan.compiler.plan.frozen import dataclass
 from titan.compiler.search.bound import least_step
 from titan.compiler.search.candidates import LARGE, NEAR, Candidate, affordable, price, with_stages
 from titan.compiler.search.distance import Finalist
-from titan.compiler.search.improve import explained, free_tiers, further_ahead, layer_by_layer, on_host
+from titan.compiler.search.finals import FINALISTS, WORK, Finals
+from titan.compiler.search.improve import further_ahead, layer_by_layer, on_host
 from titan.compiler.search.logits import with_kept_logits
-from titan.compiler.search.measured import Measured, ignored, measured
-from titan.compiler.search.orders import finished, with_schedules
-from titan.compiler.search.reasons import as_simulated, reasons
+from titan.compiler.search.measured import ignored
+from titan.compiler.search.orders import with_schedules
+from titan.compiler.search.reasons import as_simulated
 from titan.compiler.search.refuse import nothing_fits, nothing_legal
 from titan.compiler.search.space import Space, allowed, enumerate_space
-from titan.compiler.search.tiers import with_tiers
 from titan.compiler.shared_work import SharedWork
 from titan.compiler.spec.wishes import Wish
 from titan.compiler.strategy import Strategy
@@ -39,19 +38,10 @@ if TYPE_CHECKING:
     from titan.compiler.spec.schema import Spec
 
 MANY = 1_000_000  # legal strategies from which on a second process pays for their bound
-FINALISTS = 4  # plans that are compiled and simulated
-SMALL = 1_000  # block calls up to which there may be more of them
-WORK = 4_000  # block calls that they may have together, beyond the first two; a larger plan stands alone
 WRITTEN = 50_000  # instructions up to which compiling a plan to see whether it is faster costs little
 SECOND = 4_000  # strategies up to which pricing the other kind too costs little
-MENDED = 4  # plans that hold more than the closed forms say, and get a tier of recompute for each layer instead
 MARGIN = 0.03  # about the error of the closed forms
-REFINING = 12_000  # block calls of the changes of the best plan that are compiled
-UNSURE = 1.25  # times the limit, by estimate: whether such a plan fits is for its own ledger to say
-FEWEST = 10  # changes of the best plan that are worth trying when as many can be compiled
-MENDABLE = 1.15  # of the limit: a plan that holds more than estimated by more than that is left to the next
 MESH = ("pipeline", "data", "context", "tensor")
-TRIES = 24  # compiled plans that turn out not to fit before the search gives up
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,18 +180,17 @@ def _best(
         if estimator.machine.cores:
             ranked = list(dict.fromkeys((*_one_each(ranked, *MESH, "micro_batch"), *ranked)))
         ranked += near
-        finalists = _compile(spec, estimator, ranked, (*ranked, *fitting, *others), closed, verdicts, likely)
+        finals = Finals(spec, estimator, limit, closed, verdicts, (*ranked, *fitting, *others))
+        finalists = finals.compile(ranked, likely)
         if finalists:
-            unlike = _unlike(ranked, finalists)
-            finalists += _compile(spec, estimator, unlike, (*ranked, *fitting, *others), closed, verdicts)
-            rivals = _rivals(spec, estimator, priced.number, finalists, closed)
-            finalists += _compile(spec, estimator, rivals, (*ranked, *fitting, *others), closed, verdicts)
+            finalists += finals.compile(_unlike(ranked, finalists))
+            finalists += finals.compile(_rivals(spec, estimator, priced.number, finalists, closed))
             break
     else:
         closest = min((*fitting, *others), key=lambda c: (c.estimate.memory, c.key))
         raise nothing_fits(spec, with_stages(closest, estimator, limit), space.size)
     best = min(finalists, key=lambda f: f.timeline.step)  # of equal ones the first: `ranked` is in a fixed order
-    best = _refined(spec, estimator, space, best, (*ranked, *fitting, *others), closed, verdicts)
+    best = finals.refined(space, best)
     best = layer_by_layer(spec, best, estimator.machine, limit)
     best = on_host(spec, best, estimator.machine, limit)
     best = further_ahead(spec, best, estimator, limit)
@@ -263,93 +252,6 @@ def _one_each(candidates: list[Candidate], *choices: str) -> list[Candidate]:
     for c in candidates:
         found.setdefault(tuple(getattr(c.strategy, name) for name in choices), c)
     return list(found.values())
-
-
-def _compile(
-    spec: Spec,
-    estimator: Estimator,
-    ranked: list[Candidate],
-    everything: tuple[Candidate, ...],
-    closed: int,
-    verdicts: tuple[str, ...],
-    likely: Callable[[Plan], None] = ignored,
-) -> list[Finalist]:
-    """Finalists in order of their estimates, until enough of them have one of the verdicts; `closed` is the limit of
-    closed forms. One that will stand alone is `likely`."""
-    from titan.compiler.lower import with_settings
-
-    limit = memory_limit(spec)
-    found: list[Finalist] = []
-    work = mended = 0
-    most = TRIES if estimator.machine.cores else FINALISTS  # closed forms know little of ranks that share cores
-    for candidate in ranked[:TRIES]:
-        work += candidate.work
-        enough = 1 if candidate.work > WORK else 2
-        if (len(found) >= most and work > SMALL) or (len(found) >= enough and work > WORK):
-            break
-        chosen = replace(candidate, strategy=finished(candidate, estimator, closed))
-        why = reasons(spec, estimator, chosen, everything, closed)
-        chosen, tried = replace(chosen, strategy=replace(chosen.strategy, reasons=why)), None
-        if chosen.strategy.recompute == "adaptive":
-            tiered = with_tiers(spec, chosen.strategy, estimator.machine, limit)
-            why = explained(tiered.strategy, tiered.counts)
-            chosen = replace(chosen, strategy=replace(tiered.strategy, reasons=why))
-            plan, ledger = with_settings(spec, tiered.plan, chosen.strategy), tiered.ledger
-        else:
-            alone = likely if enough == 1 and not found else ignored  # most plans that are estimated to fit do
-            own = measured(spec, chosen.strategy, estimator.machine, limit, lowered=alone)
-            plan, ledger = own.plan, own.ledger
-        mend = (mended < MENDED or candidate.work <= SMALL) and ledger.upper <= MENDABLE * limit
-        if ledger.verdict not in verdicts and mend and free_tiers(spec, chosen.strategy):
-            tiered = with_tiers(spec, chosen.strategy, estimator.machine, limit, Measured(plan, ledger))
-            plan, ledger, tried, mended = tiered.plan, tiered.ledger, tiered.tried, mended + 1
-            why = explained(tiered.strategy, tiered.counts)
-            chosen = replace(chosen, strategy=tiered.strategy)
-        if ledger.verdict in verdicts:
-            if enough == 1 and not found:
-                likely(plan)
-            timeline = simulate(plan, estimator.machine)
-            found.append(Finalist(replace(chosen.strategy, reasons=why), plan, timeline, ledger, tried))
-    return found
-
-
-def _refined(
-    spec: Spec,
-    estimator: Estimator,
-    space: Space,
-    best: Finalist,
-    everything: tuple[Candidate, ...],
-    closed: int,
-    verdicts: tuple[str, ...],
-) -> Finalist:
-    """The fastest plan near a small one."""
-    from titan.compiler.search.refine import Rivals, refine
-
-    start, limit = replace(best.strategy, reasons=()), memory_limit(spec)
-    formed = estimator.estimate(start)
-    tries = REFINING // Candidate(start, formed).work
-    plans: dict[Strategy, Finalist] = {start: best}
-
-    def guess(s: Strategy) -> float:
-        staged = with_stages(Candidate(s, formed), estimator, closed)
-        return estimator.estimate(staged, UNSURE * closed).seconds
-
-    def measure(s: Strategy) -> float | None:
-        strategy = finished(Candidate(s, estimator.estimate(s)), estimator, closed)
-        found = measured(spec, strategy, estimator.machine, limit)
-        if found.ledger.verdict not in verdicts:
-            return None
-        plans[s] = Finalist(strategy, found.plan, simulate(found.plan, estimator.machine), found.ledger)
-        return plans[s].timeline.seconds
-
-    if tries < FEWEST:
-        return best
-    found = plans[refine(spec, space, Rivals(start, best.timeline.seconds, guess, measure, tries))]
-    if found is best:
-        return best
-    chosen = Candidate(found.strategy, estimator.estimate(found.strategy))
-    why = reasons(spec, estimator, chosen, everything, closed)
-    return replace(found, strategy=replace(found.strategy, reasons=why))
 
 
 def _runner_up(finalist: Finalist) -> RunnerUp:
