@@ -13,24 +13,25 @@ group that joins certain ranks of the pipeline. Where names of types or segments
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, lru_cache
 from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from titan.compiler.plan.frozen import dataclass
-from titan.compiler.plan.listing import NAMES, Renamed, Renaming, distinct, layers_of, names_of, stretches
+from titan.compiler.plan.listing import LAYER, NAMES, Renamed, Renaming, distinct, layers_of, names_of, stretches
 
 if TYPE_CHECKING:
     from titan.compiler.plan.instruction import Instruction
+    from titan.compiler.plan.operators import Attribute
     from titan.compiler.plan.program import Block, Bucket, Buffer, Parameter, Plan, Role
 
 PARAMETER = re.compile(r"^layers\.(\d+)(?=\.)")  # begins the names of what belongs to a layer
 _DIGITS = re.compile(r"\d+")
 _OPERANDS = attrgetter("writes", "reads", "updates")
-_UNIT, _FORM = attrgetter("unit"), attrgetter("opcode", "group", "stream", "attributes")
-_MARK = -1  # stands for the layer itself in what is known of it
+_UNIT, _ATTRIBUTES, _KIND = attrgetter("unit"), attrgetter("attributes"), attrgetter("opcode", "group", "stream")
+_END = ":"  # between names: no layer reaches over it
 Layers = dict[int, int]  # of one role -> of the other
 
 
@@ -100,38 +101,30 @@ class _Text:
     layer. `of` is the list that it is in other layers, `layer` gives these by those of the list."""
 
     def __init__(self, block: Block) -> None:
-        self.head = (_DIGITS.sub("#", block.name), block.parameters)
         self.listed = self.of = block.instructions
         self.layer: Callable[[int], int] = int
         if isinstance(self.listed, Renamed):
             self.of, self.layer = self.listed.of, self.listed.renaming.layer
 
     @cached_property
-    def lists(self) -> tuple[list[object], list[str]]:
-        form: list[object] = []
-        names: list[str] = []
-        for stretch in stretches(self.listed):
-            form += (len(stretch.instructions), stretch.times, stretch.step)
-            _add(stretch.instructions, form, names)
-        return form, names
+    def form(self) -> list[object]:
+        return _form(self.listed)
 
     @cached_property
-    def moves(self) -> set[tuple[str, int, int]]:
-        """(name, layers by which each copy is moved, copies)"""
-        repeated = [stretch for stretch in stretches(self.listed) if stretch.times > 1]
-        return {(name, s.step, s.times) for s in repeated for i in s.instructions for name in names_of(i)}
+    def names(self) -> list[str]:
+        return _names(self.listed)
 
     @cached_property
     def told(self) -> frozenset[int]:
         """Layers of the list `of` which it is a renaming."""
-        return frozenset(layer for i in distinct(self.of) for name in names_of(i) for layer in layers_of(name))
+        names = self.names if self.of is self.listed else _names(self.of)
+        return frozenset(map(int, LAYER.findall(_END.join(names))))
 
     def becomes(self, other: _Text, layers: Layers, renaming: Renaming) -> bool:
         """Whether the other block is this one renamed. Of two renamings of one list no instruction is looked at."""
         if self.of is other.of and all(layers.get(self.layer(n)) == other.layer(n) for n in self.told):
             return True
-        (form, names), (others, new) = self.lists, other.lists
-        return form == others and list(map(renaming.name, names)) == new
+        return self.form == other.form and list(map(renaming.name, self.names)) == other.names
 
 
 class _Written:
@@ -140,11 +133,8 @@ class _Written:
     def __init__(self, role: Role) -> None:
         self.role = role
         self.texts = [_Text(block) for block in role.blocks]
-        self.heads = [text.head for text in self.texts]
-
-    @cached_property
-    def names(self) -> frozenset[str]:
-        return frozenset(name for text in self.texts for name in text.lists[1])
+        names = "\n".join([block.name for block in role.blocks])
+        self.heads = _DIGITS.sub("#", names), [block.parameters for block in role.blocks]
 
     @cached_property
     def groups(self) -> frozenset[str]:
@@ -152,28 +142,51 @@ class _Written:
         return frozenset(i.group for block in self.role.blocks for i in distinct(block.instructions))
 
     @cached_property
-    def layers(self) -> frozenset[int]:
-        """Layers that are named."""
-        return frozenset(layer for name in self.names for layer in layers_of(name))
+    def _written(self) -> frozenset[str]:
+        """Layers that are named, as they are written."""
+        names = set[str]().union(*[text.names for text in self.texts])
+        return frozenset(LAYER.findall(_END.join(names)))
 
     @cached_property
+    def layers(self) -> frozenset[int]:
+        """Layers that are named."""
+        return frozenset(map(int, self._written))
+
+    @property
     def plain(self) -> bool:
         """Whether every layer is written as a renaming writes it: `.l5`, not `.l05`."""
-        same = Renaming.by(0).name
-        return all(same(name) == name for name in self.names)
+        return all(str(int(n)) == n for n in self._written)
+
+    @cached_property
+    def moves(self) -> frozenset[tuple[str, int, int]]:
+        """(name, layers by which each copy is moved, copies)"""
+        repeated = [s for text in self.texts for s in stretches(text.listed) if s.times > 1]
+        return frozenset((name, s.step, s.times) for s in repeated for i in s.instructions for name in names_of(i))
 
 
-def _add(instructions: tuple[Instruction, ...], form: list[object], names: list[str]) -> None:
-    operands = list(chain.from_iterable(map(_OPERANDS, instructions)))
-    forms = list(map(_FORM, instructions))
-    names += chain.from_iterable(operands)
-    names += map(_UNIT, instructions)
-    for n, found in enumerate(forms):
-        attributes = found[3]
-        if len(attributes) > 1 and attributes[-1][0] == "when" and isinstance(attributes[-2][1], str):
-            names.append(attributes[-2][1])  # the frame
-            forms[n] = (*found[:3], (*attributes[:-2], (attributes[-2][0], ""), attributes[-1]))
-    form += (*map(len, operands), *forms)
+def _names(listed: Sequence[Instruction]) -> list[str]:
+    names: list[str] = []
+    for stretch in stretches(listed):
+        names += chain.from_iterable(chain.from_iterable(map(_OPERANDS, stretch.instructions)))
+        names += map(_UNIT, stretch.instructions)
+        names += [str(found[-2][1]) for found in map(_ATTRIBUTES, stretch.instructions) if found and _framed(found)]
+    return names
+
+
+def _form(listed: Sequence[Instruction]) -> list[object]:
+    form: list[object] = []
+    for stretch in stretches(listed):
+        form += (len(stretch.instructions), stretch.times, stretch.step)
+        form += map(len, chain.from_iterable(map(_OPERANDS, stretch.instructions)))
+        form += map(_KIND, stretch.instructions)
+        for found in map(_ATTRIBUTES, stretch.instructions):
+            form.append((*found[:-2], found[-2][0], found[-1]) if found and _framed(found) else found)
+    return form
+
+
+def _framed(attributes: tuple[tuple[str, Attribute], ...]) -> bool:
+    """Whether they end with the name of a frame and the tiers in which the instruction runs."""
+    return len(attributes) > 1 and attributes[-1][0] == "when" and isinstance(attributes[-2][1], str)
 
 
 class _Surroundings:
@@ -192,7 +205,7 @@ class _Surroundings:
             self._parameter(parameter)
 
     def _bucket(self, bucket: Bucket) -> None:
-        layers = layers_of(f".{bucket.name}")
+        layers, name = _parted(f".{bucket.name}")
         if len(layers) != 1:
             self.apart.update(layers)
             self.elsewhere.update(bucket.homes)
@@ -200,17 +213,15 @@ class _Surroundings:
         groups = (*bucket.sums, bucket.replicas, bucket.shards, bucket.uncounted)
         if len(bucket.homes) != 1 or not self.restricted.isdisjoint(groups):
             self.apart.update(layers)
-        name = _marked(f".{bucket.name}")
         form = (name, bucket.elements, bucket.dtype, groups, len(bucket.sums), bucket.sharded)
         self.buckets.setdefault(layers[0], []).append(form)
         self.homes.setdefault(layers[0], []).append(bucket.homes)
 
     def _parameter(self, p: Parameter) -> None:
-        named, held = layers_of(dotted(p.name)), layers_of(f".{p.bucket}")
+        (named, name), (held, bucket) = _parted(dotted(p.name)), _parted(f".{p.bucket}")
         if len(named) != 1 or named != held:
             self.apart.update((*named, *held))
             return
-        name, bucket = _marked(dotted(p.name)), _marked(f".{p.bucket}")
         form = (name, p.shape, p.rows, p.tensor, bucket, p.offset, p.decay, p.initializer)
         self.parameters.setdefault(named[0], []).append(form)
 
@@ -226,7 +237,7 @@ class _Surroundings:
         """Whether all is said of what a role names."""
         return (
             self.apart.isdisjoint(written.layers)
-            and self.restricted.isdisjoint(written.groups)
+            and not (self.restricted and self.restricted.intersection(written.groups))
             and all(layers_of(buffer.name) for buffer in written.role.buffers)
             and written.plain
         )
@@ -238,7 +249,7 @@ class _Surroundings:
             return None
         renaming = Renaming(layers.__getitem__)
         try:
-            for name, step, times in set[tuple[str, int, int]]().union(*(text.moves for text in one.texts)):
+            for name, step, times in one.moves:
                 for layer in layers_of(name):
                     if any(layers[layer + step * n] != layers[layer] + step * n for n in range(times)):
                         return None
@@ -278,5 +289,7 @@ def _buffer(name: str, buffer: Buffer) -> tuple[object, ...]:
 
 
 @lru_cache(NAMES)
-def _marked(name: str) -> str:
-    return Renaming(lambda layer: _MARK).name(name)
+def _parted(name: str) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Layers in a name, and what is around them: `.l5.norm` -> (5,), ("", ".norm")."""
+    parts = LAYER.split(name)
+    return tuple(map(int, parts[1::2])), tuple(parts[::2])

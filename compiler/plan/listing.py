@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 K = TypeVar("K")
 V = TypeVar("V")
 NAMES = 1 << 18  # names whose layers are remembered
-_LAYER = re.compile(r"\.l(\d+)(?![^.:?])")  # `.l5` that is all of a name's part: `x.l5:i?`, `w.l5.experts`
+LAYER = re.compile(r"\.l(\d+)(?![^.:?])")  # `.l5` that is all of a name's part: `x.l5:i?`, `w.l5.experts`
 
 
 @lru_cache(NAMES)
 def layers_of(name: str) -> tuple[int, ...]:
     """Layers in a name: `x.l5:i` -> (5,)."""
-    return tuple(int(found) for found in _LAYER.findall(name)) if ".l" in name else ()
+    return tuple(int(found) for found in LAYER.findall(name)) if ".l" in name else ()
 
 
 def names_of(instruction: Instruction) -> tuple[str, ...]:
@@ -39,7 +39,7 @@ def names_of(instruction: Instruction) -> tuple[str, ...]:
 @lru_cache(NAMES)
 def _first(name: str) -> tuple[str, int, str]:
     """A name around its first layer (-1: there is none): `x.l5:i` -> (`x`, 5, `:i`)."""
-    found = _LAYER.search(name)
+    found = LAYER.search(name)
     return (name[: found.start()], int(found[1]), name[found.end() :]) if found else (name, -1, "")
 
 
