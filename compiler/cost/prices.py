@@ -30,7 +30,7 @@ class Prices:
         self.issue = _nanoseconds(self.machine.figures["issue_seconds"])
         self._segments: dict[str, Seconds] = {}
         self._memo: dict[tuple[object, ...], int] = {}
-        self._placements: dict[tuple[str, int], Placement] = {}
+        self._placements: dict[tuple[str, int], Placement] = {}  # by group, and where on a node a role begins
         self._groups: dict[int, tuple[str, ...]] = {}  # of a role, inside it
         self._distance = _distances(plan)
         self._sizes = Sizes(plan)
@@ -176,10 +176,11 @@ class Prices:
 
     def placement(self, role: Role, group: str) -> Placement:
         """Where the groups of this name that hold ranks of `role` lie."""
-        key = (group, role.pipeline)
-        if key not in self._placements:
-            self._placements[key] = self._place(role, group)
-        return self._placements[key]
+        key = (group, role.pipeline * self._distance["pipeline"] % self.machine.devices_per_node)
+        found = self._placements.get(key)
+        if found is None:
+            found = self._placements[key] = self._place(role, group)
+        return found
 
     def _place(self, role: Role, name: str) -> Placement:
         declared = self.plan.group_table.get(name)

@@ -5,13 +5,16 @@ A round of a role ends where it comes to a micro-batch for the first time, the s
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
-from operator import and_, eq, sub
+from itertools import count
+from operator import sub
 
 from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.program import BlockCall
 
 FEWEST = 8  # rounds that are worth looking at
+FAR = 1 << 20  # between the numbers of two blocks' calls: more than micro-batches
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,19 +43,23 @@ def rounds(orders: Sequence[Sequence[BlockCall]]) -> Rounds | None:
 
 def _around_the_middle(calls: Sequence[BlockCall]) -> tuple[int, int, int, int] | None:
     """Where rounds begin, how many calls one has, the micro-batch that the first one comes to, and how many follow."""
-    names, numbers = [call.block for call in calls], [call.arguments for call in calls]
+    elements = _numbered(calls)
     middle = len(calls) // 2
-    if not calls or names[middle] not in names[middle + 1 :] or max(map(len, numbers)) > 1:
+    if not calls or elements[middle] + 1 not in elements[middle:]:
         return None
-    length = names.index(names[middle], middle + 1) - middle
-    newest = [own[0] if own else -1 for own in numbers]
-    same = map(eq, names[length:], names)
-    further = map((1).__eq__, map(sub, newest[length:], newest))
-    alike = bytes(map(and_, same, further))  # the call of the next round is this one, a micro-batch later
-    if not alike[middle]:
-        return None
+    length = elements.index(elements[middle] + 1, middle) - middle
+    steps = map(sub, elements[length:], elements)
+    alike = bytes([step == 1 for step in steps])  # the call of the next round is this one, a micro-batch later
     left, right = alike.rfind(0, 0, middle) + 1, alike.find(0, middle)
     right = (len(alike) if right < 0 else right) + length  # all calls from left to right are in rounds
-    micro_batch = max(newest[left : left + length])
-    at = newest.index(micro_batch, left)
-    return at, length, micro_batch, (right - at) // length
+    numbers = [call.arguments for call in calls[left : left + length]]
+    if max(map(len, numbers)) > 1:
+        return None
+    at = numbers.index(max(numbers))
+    return left + at, length, numbers[at][0], (right - left - at) // length
+
+
+def _numbered(calls: Sequence[BlockCall]) -> list[int]:
+    """A number for each call, by one more where the same block is called with the next micro-batch."""
+    blocks = defaultdict[str, int](count(FAR, FAR).__next__)
+    return [blocks[name] + numbers[0] if numbers else -1 for name, numbers in calls]

@@ -24,7 +24,7 @@ from titan.compiler.cost.rounds import Rounds, rounds
 from titan.compiler.cost.steady import Counts, Standing, move, standing
 from titan.compiler.cost.strands import BlockPieces, Cutter
 from titan.compiler.cost.timeline import Timeline, added, stretched
-from titan.compiler.cost.walker import Memo, Walker
+from titan.compiler.cost.walker import Runs, Walker
 from titan.compiler.plan.program import BEGUN, BlockCall, Plan, Role
 from titan.compiler.plan.tiers import at_start
 
@@ -57,10 +57,9 @@ def simulate(
     repeated = rounds([role.order("body") for role in plan.roles])
     few, begun = walk.go_on(first, repeated), walk.standing()
     more, ended = walk.go_on(further, repeated), walk.standing()
-    later = ended.since(begun)
-    if later is None:
+    if ended.since(begun) is None:
         few, more = more, walk.go_on(further, repeated)
-    return added(few, more, _outside(prices), later or 0)
+    return added(few, more, _outside(prices))
 
 
 def _first(role: Role) -> tuple[BlockCall, ...]:
@@ -97,8 +96,8 @@ class _Walk:
 
     def __init__(self, plan: Plan, prices: Prices) -> None:
         self.prices, self.network = prices, Network(plan, prices.machine)
-        outcomes: Memo = {}
-        self.walkers = [Walker(at, pieces, self.network, outcomes) for at, pieces in self._pieces(plan).items()]
+        runs = Runs()
+        self.walkers = [Walker(at, pieces, self.network, runs) for at, pieces in self._pieces(plan).items()]
         self.going: dict[Walker, Iterator[None]] = {}
         self.stuck: set[Walker] = set()
 

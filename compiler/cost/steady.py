@@ -50,8 +50,8 @@ def standing(walkers: Iterable[Walker], network: Network, micro_batch: int = 0) 
         role, clock = walker.pipeline, walker.clock
         times[role,] = clock
         fixed[role, "first"], fixed[role, "last"] = walker.bubble_first, walker.bubble - walker.bubble_last
-        for stream, number in walker.numbers.items():
-            times[role, "stream", stream] = max(walker.streams[number], clock)
+        for number, end in enumerate(walker.streams):
+            times[role, "stream", number] = max(end, clock)
         for name, ends in walker.pending.items():
             for index, end in ends.items():
                 times[role, "pending", name, _from(index, micro_batch)] = max(end, clock)
@@ -73,7 +73,7 @@ def move(walkers: Iterable[Walker], network: Network, before: Iterable[Counts], 
     far = by * rounds
     meetings: dict[Meeting, None] = {}
     for walker, counts in zip(walkers, before, strict=True):
-        counts.repeat(walker, by, rounds)
+        counts.repeat(walker, rounds)
         walker.clock += far
         walker.latest += far
         walker.active += far
@@ -103,18 +103,15 @@ class Counts:
     busy: int
     exposed: int
     bubble: int
-    calls: int
 
     @classmethod
     def of(cls, walker: Walker) -> Counts:
-        return cls(walker.busy, walker.exposed, walker.bubble, len(walker.calls))
+        return cls(walker.busy, walker.exposed, walker.bubble)
 
-    def repeat(self, walker: Walker, by: int, rounds: int) -> None:
+    def repeat(self, walker: Walker, rounds: int) -> None:
         """Counts the round so many times more."""
-        more, own = walker.bubble - self.bubble, walker.calls[self.calls :]
+        more = walker.bubble - self.bubble
         walker.busy += (walker.busy - self.busy) * rounds
         walker.exposed += (walker.exposed - self.exposed) * rounds
         walker.bubble += more * rounds
         walker.bubble_last += more * rounds
-        for number in range(1, rounds + 1):
-            walker.calls += [(begin + number * by, end + number * by) for begin, end in own]

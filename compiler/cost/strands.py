@@ -8,6 +8,7 @@ result is kept under them: in a repeating schedule nearly every call finds it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from titan.compiler.plan.alike import Like
 from titan.compiler.plan.frozen import dataclass
@@ -24,13 +25,22 @@ Name = tuple[str, int]  # base register and index of the block's micro-batch par
 @dataclass(frozen=True, slots=True)
 class Strand:
     """`steps`: (0, ns, 0, 0) compute; (1, ns, stream, slot) issue of a collective; (2, 0, 0, slot) wait; (3, ns,
-    stream, slot) issue of a copy to or from the host. Slots from 0 on are the imports, issued outside; negative ones
+    stream, slot) issue of a copy to or from the host. Slots from 0 on are the `imports`, issued outside; negative ones
     are issued here; `exports` are those still pending at the end."""
 
     steps: tuple[Step, ...]
     streams: tuple[str, ...]
+    imports: int
+    exports: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A strand where it stands: under which names its imports are pending, and its exports will be."""
+
+    strand: Strand
     imports: tuple[Name, ...]
-    exports: tuple[tuple[int, Name], ...]
+    exports: tuple[Name, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +59,8 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """An instruction that meets another role: `kind` is send, recv, meet (a collective across programs) or wait."""
+    """An instruction that meets another role: `kind` is send, recv, meet (a collective across programs) or wait. Of
+    roles that are alike it is that of the first one, at the `cost` that it has in its own."""
 
     kind: str
     name: Name
@@ -70,7 +81,7 @@ class Event:
 class BlockPieces:
     """A block cut at its events; `units` says that it runs segments."""
 
-    pieces: tuple[Strand | Event, ...]
+    pieces: tuple[Part | Event, ...]
     units: bool
 
 
@@ -106,7 +117,7 @@ def run_strand(
             if record and done[slot] > clock:
                 work.append((clock, done[slot], WAIT))
             clock = max(clock, done[slot])
-    exports = tuple(done[slot] for slot, _ in strand.exports)
+    exports = tuple([done[slot] for slot in strand.exports])
     beside = [end for name, end in zip(strand.streams, clocks, strict=True) if name not in COPIES]
     return Outcome(clock, busy, tuple(clocks), exports, max(clocks, default=0), max(beside, default=0), tuple(work))
 
@@ -135,7 +146,7 @@ class Cutter:
             copy
             for part in parts
             for i in part.instructions
-            if self._external(i)
+            if i.stream and self._external(i)
             for name in i.writes
             for copy in copies(base_name(name), part.step, part.times)
         }
@@ -143,40 +154,40 @@ class Cutter:
 
     def like(self, like: Like, pieces: Mapping[str, BlockPieces]) -> dict[str, BlockPieces]:
         """The pieces of a role by those of the role that is like it, where the groups of both lie alike: only what goes
-        between roles has a price of its own."""
-        return {name: self._moved(like, pieces[block.name]) for name, block in like.blocks.items()}
+        between roles has a price of its own. Completions stay under the first one's names, which no other role sees."""
+        return {name: self._at(like.role, pieces[block.name]) for name, block in like.blocks.items()}
 
-    def _moved(self, like: Like, block: BlockPieces) -> BlockPieces:
-        return BlockPieces(tuple(self._piece(like, piece) for piece in block.pieces), block.units)
+    def _at(self, role: Role, block: BlockPieces) -> BlockPieces:
+        if not any(isinstance(piece, Event) for piece in block.pieces):
+            return block
+        return BlockPieces(tuple([self._piece(role, piece) for piece in block.pieces]), block.units)
 
-    def _piece(self, like: Like, piece: Strand | Event) -> Strand | Event:
-        if isinstance(piece, Event):
-            instruction = like.renaming.instruction(piece.instruction)
-            cost = piece.cost if piece.kind == "wait" else self._cost(like.role, instruction)
-            return Event(piece.kind, _renamed(like.renaming, piece.name), instruction, cost, piece.peer)
-        if not piece.imports and not piece.exports:
+    def _piece(self, role: Role, piece: Part | Event) -> Part | Event:
+        if isinstance(piece, Part) or piece.kind == "wait":
             return piece
-        imports = tuple(_renamed(like.renaming, name) for name in piece.imports)
-        exports = tuple((slot, _renamed(like.renaming, name)) for slot, name in piece.exports)
-        strand = Strand(piece.steps, piece.streams, imports, exports)
-        return self.interned.setdefault(strand, strand)
+        return replace(piece, cost=self._cost(role, piece.instruction))
 
     def _cost(self, role: Role, i: Instruction) -> int:
-        """Ns on the instruction's stream."""
+        """Ns of an asynchronous instruction on its stream."""
         cost = self.price(role, i)
         return max(cost - self.issue, 0) if _communicates(i) else cost
 
     def _add(self, piece: _Builder, role: Role, block: Block, i: Instruction) -> None:
-        if _communicates(i):
-            piece.compute(self.issue)
-        piece.add(block, i, self._cost(role, i))
+        if i.opcode == "wait":
+            piece.wait(_name(block, i.reads[0]))
+        elif i.row.asynchronous:
+            if _communicates(i):
+                piece.compute(self.issue)
+            piece.begin(_name(block, i.writes[0]), i, self._cost(role, i))
+        else:
+            piece.compute(self.price(role, i))
 
     def _external(self, i: Instruction) -> bool:
         """Transfers along the pipeline, and collectives that other roles take part in."""
         return bool(i.stream) and i.row.asynchronous and self.crosses(i.group)
 
     def _cut(self, role: Role, block: Block, external: set[str]) -> BlockPieces:
-        pieces: list[Strand | Event] = []
+        pieces: list[Part | Event] = []
         piece = _Builder()
         for stretch in stretches(block.instructions):
             done = 0
@@ -184,7 +195,7 @@ class Cutter:
                 done = self._repeat(piece, role, block, stretch)
             for number in range(done, stretch.times):
                 for i in stretch.copy(number):
-                    event = self._event(role, block, i, external)
+                    event = self._event(role, block, i, external) if i.stream or i.opcode == "wait" else None
                     if event is None:
                         self._add(piece, role, block, i)
                         continue
@@ -219,11 +230,11 @@ class Cutter:
         went_on(piece.pending, pending, stretch, rest, _renamed, lambda slot, number: slot - number * more)
         return stretch.times
 
-    def _whole(self, piece: _Builder) -> tuple[Strand, ...]:
+    def _whole(self, piece: _Builder) -> tuple[Part, ...]:
         if not piece.steps:
             return ()
-        strand = piece.build()
-        return (self.interned.setdefault(strand, strand),)
+        strand = piece.strand()
+        return (Part(self.interned.setdefault(strand, strand), tuple(piece.imports), tuple(piece.pending)),)
 
     def _event(self, role: Role, block: Block, i: Instruction, external: set[str]) -> Event | None:
         if i.opcode == "wait":
@@ -266,18 +277,15 @@ class _Builder:
         self.imports: dict[Name, int] = {}
         self.issued = 0
 
-    def add(self, block: Block, i: Instruction, cost: int) -> None:
-        if i.opcode == "wait":
-            name = _name(block, i.reads[0])
-            slot = self.pending.pop(name, None)
-            self.steps.append((2, 0, 0, self._imported(name) if slot is None else slot))
-        elif i.row.asynchronous:
-            stream = self.streams.setdefault(i.stream, len(self.streams))
-            self.issued += 1
-            self.pending[_name(block, i.writes[0])] = -self.issued
-            self.steps.append((3 if i.row.kind == "host" else 1, cost, stream, -self.issued))
-        else:
-            self.compute(cost)
+    def wait(self, name: Name) -> None:
+        slot = self.pending.pop(name, None)
+        self.steps.append((2, 0, 0, self.imports.setdefault(name, len(self.imports)) if slot is None else slot))
+
+    def begin(self, name: Name, i: Instruction, cost: int) -> None:
+        stream = self.streams.setdefault(i.stream, len(self.streams))
+        self.issued += 1
+        self.pending[name] = -self.issued
+        self.steps.append((3 if i.row.kind == "host" else 1, cost, stream, -self.issued))
 
     def compute(self, cost: int) -> None:
         if cost:
@@ -285,9 +293,5 @@ class _Builder:
                 cost += self.steps.pop()[1]
             self.steps.append((0, cost, 0, 0))
 
-    def _imported(self, name: Name) -> int:
-        return self.imports.setdefault(name, len(self.imports))
-
-    def build(self) -> Strand:
-        exports = tuple((slot, name) for name, slot in self.pending.items())
-        return Strand(tuple(self.steps), tuple(self.streams), tuple(self.imports), exports)
+    def strand(self) -> Strand:
+        return Strand(tuple(self.steps), tuple(self.streams), len(self.imports), tuple(self.pending.values()))

@@ -9,7 +9,7 @@ from titan.compiler.plan.frozen import dataclass
 @dataclass(frozen=True, slots=True)
 class RoleTime:
     """Nanoseconds of one role. `bubble` is the flush bubble (all roles start and end the step together); `span_bubble`
-    counts only between the role's first and last segment. `calls`: start and end of every block call of the order."""
+    counts only between the role's first and last segment."""
 
     pipeline: int
     busy: int
@@ -17,7 +17,6 @@ class RoleTime:
     bubble: int
     span_bubble: int
     end: int
-    calls: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,20 +59,17 @@ def stretched(timeline: Timeline, clock: Clock) -> Timeline:
         busy, exposed, bubble, span = (
             round(t * step / max(timeline.step, 1)) for t in (r.busy, r.exposed, r.bubble, r.span_bubble)
         )
-        return RoleTime(
-            r.pipeline, busy, exposed, bubble, span, clock(r.end), tuple((clock(a), clock(b)) for a, b in r.calls)
-        )
+        return RoleTime(r.pipeline, busy, exposed, bubble, span, clock(r.end))
 
     return Timeline(step, tuple(map(role, timeline.roles)))
 
 
-def added(few: Timeline, more: Timeline, outside: int, later: int = 0) -> Timeline:
-    """What the further step adds to every figure; `calls` are its own, `later` by so many ns."""
+def added(few: Timeline, more: Timeline, outside: int) -> Timeline:
+    """What the further step adds to every figure."""
     step = more.step - few.step + outside
     roles = []
     for a, b in zip(few.roles, more.roles, strict=True):
         busy, exposed = b.busy - a.busy, b.exposed - a.exposed
         span = b.span_bubble - a.span_bubble
-        calls = tuple([(begin + later, end + later) for begin, end in b.calls[len(a.calls) :]])
-        roles.append(RoleTime(b.pipeline, busy, exposed, step - busy - exposed, span, b.end - a.end, calls))
+        roles.append(RoleTime(b.pipeline, busy, exposed, step - busy - exposed, span, b.end - a.end))
     return Timeline(step, tuple(roles))

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from titan.compiler.cost.meetings import UNKNOWN, Channel, Meeting, Network
-from titan.compiler.cost.strands import WAIT, BlockPieces, Event, Outcome, Strand, run_strand
+from titan.compiler.cost.strands import WAIT, BlockPieces, Event, Outcome, Part, Strand, run_strand
 from titan.compiler.cost.timeline import RoleTime
 from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.program import BlockCall
 
 Key = int | tuple[int, ...]  # what is active alone, or that, the streams' clocks and the imports
-Memo = dict[int, dict[Key, Outcome]]  # outcomes by strand, for all roles
 
 
 @dataclass(slots=True)
@@ -39,6 +38,31 @@ class Run:
         streams, imports = tuple(times[: len(strand.streams)]), tuple(times[len(strand.streams) :])
         found = run_strand(strand, streams, imports, active, network.slowdown, network.loads is not None)
         self.outcomes[key] = found
+        return found
+
+
+class Runs:
+    """Strands as roles come to them: their streams are numbered, their outcomes remembered for all roles."""
+
+    def __init__(self) -> None:
+        self.streams: dict[str, int] = {}
+        self.outcomes: dict[int, dict[Key, Outcome]] = {}
+        self.alone: dict[int, Run] = {}  # of strands that neither take nor leave completions: for all roles
+
+    def stream(self, name: str) -> int:
+        return self.streams.setdefault(name, len(self.streams))
+
+    def run(self, part: Part, pending: dict[str, dict[int, int]]) -> Run:
+        """`pending`: completions of the role by register and micro-batch."""
+        strand = part.strand
+        if id(strand) in self.alone:
+            return self.alone[id(strand)]
+        streams = tuple([self.stream(name) for name in strand.streams])
+        imports = tuple([(pending.setdefault(name, {}), index) for name, index in part.imports])
+        exports = tuple([(pending.setdefault(name, {}), index) for name, index in part.exports])
+        found = Run(strand, streams, imports, exports, self.outcomes.setdefault(id(strand), {}))
+        if not imports and not exports:
+            self.alone[id(strand)] = found
         return found
 
 
@@ -74,45 +98,37 @@ class Walker:
     """Clocks in ns and sums so far. `latest`: the end of all that the role's streams have begun; `active`: the same
     without copies, beside which compute is as fast as alone."""
 
-    def __init__(self, pipeline: int, pieces: Mapping[str, BlockPieces], network: Network, outcomes: Memo) -> None:
+    def __init__(self, pipeline: int, pieces: Mapping[str, BlockPieces], network: Network, runs: Runs) -> None:
         self.pipeline, self.network = pipeline, network
-        self.numbers: dict[str, int] = {}  # of streams
         self.pending: dict[str, dict[int, int]] = {}  # completions by register and micro-batch
         self.meetings: dict[str, dict[int, Meeting]] = {}
         self.blocks = {
-            name: Steps(tuple(self._step(piece, outcomes) for piece in block.pieces), block.units)
+            name: Steps(tuple([self._step(piece, runs) for piece in block.pieces]), block.units)
             for name, block in pieces.items()
         }
-        self.streams = [0] * len(self.numbers)
+        self.streams = [0] * len(runs.streams)
         self.clock = self.busy = self.exposed = self.bubble = self.latest = self.active = 0
         self.bubble_first, self.bubble_last = -1, 0
-        self.calls: list[tuple[int, int]] = []
 
-    def _step(self, piece: Strand | Event, outcomes: Memo) -> Run | Issue | Wait:
-        if isinstance(piece, Strand):
-            streams = tuple([self._stream(name) for name in piece.streams])
-            imports = tuple([(self.pending.setdefault(name, {}), index) for name, index in piece.imports])
-            exports = tuple([(self.pending.setdefault(name, {}), index) for _, (name, index) in piece.exports])
-            return Run(piece, streams, imports, exports, outcomes.setdefault(id(piece), {}))
+    def _step(self, piece: Part | Event, runs: Runs) -> Run | Issue | Wait:
+        if isinstance(piece, Part):
+            return runs.run(piece, self.pending)
         name, index = piece.name
         meetings = self.meetings.setdefault(name, {})
         if piece.kind == "wait":
             return Wait(meetings, index)
         channel, member = self.network.member(self.pipeline, piece)
-        stream = self._stream(piece.stream) if piece.kind == "meet" else -1
+        stream = runs.stream(piece.stream) if piece.kind == "meet" else -1
         return Issue(meetings, index, channel, member, stream, piece.cost)
-
-    def _stream(self, name: str) -> int:
-        return self.numbers.setdefault(name, len(self.numbers))
 
     def walk(self, calls: Sequence[BlockCall]) -> Iterator[None]:
         """Goes through the calls; yields when it has to be woken by another role."""
-        network, streams, blocks, done = self.network, self.streams, self.blocks, self.calls
+        network, streams, blocks = self.network, self.streams, self.blocks
         loads = network.loads is not None
         clock, latest, active = self.clock, self.latest, self.active
         busy, exposed, bubble = self.busy, self.exposed, self.bubble
         for name, arguments in calls:
-            block, started = blocks[name], -1
+            block = blocks[name]
             for step in block.steps:
                 if type(step) is Wait:
                     meeting = step.meetings.pop(arguments[step.index] if step.index >= 0 else -1)
@@ -137,10 +153,8 @@ class Walker:
                     else:
                         key = active - clock if active > clock else 0
                     found = step.outcomes.get(key) or step.outcome(key, network)
-                    if started < 0 and found.busy:
-                        started = clock
-                        if self.bubble_first < 0 and block.units:
-                            self.bubble_first = bubble
+                    if self.bubble_first < 0 and block.units and found.busy:
+                        self.bubble_first = bubble
                     if loads:
                         network.load(clock, found.work)
                     if step.streams:
@@ -156,7 +170,6 @@ class Walker:
                     busy += found.busy
                     exposed += found.advance - found.busy
                     clock += found.advance
-            done.append((clock if started < 0 else started, clock))
             if block.units:
                 self.bubble_last = bubble
         self.clock, self.latest, self.active = clock, latest, active
@@ -165,4 +178,4 @@ class Walker:
     def result(self, step: int) -> RoleTime:
         """Its part of a step that ends here."""
         idle, span = step - self.busy - self.exposed, self.bubble_last - max(self.bubble_first, 0)
-        return RoleTime(self.pipeline, self.busy, self.exposed, idle, span, self.clock, tuple(self.calls))
+        return RoleTime(self.pipeline, self.busy, self.exposed, idle, span, self.clock)
