@@ -34,11 +34,12 @@ class Channel:
     """A channel of two, or a group across programs. `roles`: the pipeline coordinate of each member; `free`: when its
     last meeting has ended."""
 
-    __slots__ = ("coming", "free", "network", "roles", "waiting")
+    __slots__ = ("coming", "free", "network", "others", "roles", "waiting")
 
     def __init__(self, network: Network, roles: tuple[int, ...]) -> None:
         self.network, self.roles, self.free = network, roles, 0
         self.coming = tuple(deque[Meeting]() for _ in roles)  # issued by others, not yet by this member
+        self.others = tuple(self.coming[:n] + self.coming[n + 1 :] for n in range(len(roles)))
         self.waiting: list[Walker] = []
 
     def issue(self, member: int, time: int, cost: int) -> Meeting:
@@ -46,9 +47,8 @@ class Channel:
         coming = self.coming[member]
         if not coming:
             meeting = Meeting(self, len(self.roles) - 1, time, cost)
-            for number, others in enumerate(self.coming):
-                if number != member:
-                    others.append(meeting)
+            for other in self.others[member]:
+                other.append(meeting)
             if self.network.loads is not None:
                 self.network.held.setdefault(self, []).append(meeting)
             return meeting
@@ -61,9 +61,9 @@ class Channel:
         if not meeting.missing:
             start = meeting.start if meeting.start > self.free else self.free
             self.free = meeting.end = start + meeting.cost
-            if self.waiting:
-                self.network.woken.update(dict.fromkeys(self.waiting))
-                self.waiting.clear()
+            for walker in self.waiting:
+                self.network.woken[walker] = None
+            self.waiting.clear()
         return meeting
 
 

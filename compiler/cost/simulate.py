@@ -155,7 +155,8 @@ class _Walk:
             walker = ready.popleft()
             if next(self.going[walker], walker) is walker:
                 self.stuck.discard(walker)
-            ready += self.network.take_woken()
+            if self.network.woken:
+                ready += self.network.take_woken()
         return not self.stuck
 
     def standing(self) -> Standing:

@@ -126,7 +126,7 @@ class Walker:
         network, streams, blocks = self.network, self.streams, self.blocks
         loads = network.loads is not None
         clock, latest, active = self.clock, self.latest, self.active
-        busy, exposed, bubble = self.busy, self.exposed, self.bubble
+        busy, exposed, bubble, first = self.busy, self.exposed, self.bubble, self.bubble_first
         for name, arguments in calls:
             block = blocks[name]
             for step in block.steps:
@@ -153,27 +153,25 @@ class Walker:
                     else:
                         key = active - clock if active > clock else 0
                     found = step.outcomes.get(key) or step.outcome(key, network)
-                    if self.bubble_first < 0 and block.units and found.busy:
-                        self.bubble_first = bubble
+                    if first < 0 and block.units and found.busy:
+                        first = bubble
                     if loads:
                         network.load(clock, found.work)
-                    if step.streams:
+                    if step.exports:
+                        for (ends, index), relative in zip(step.exports, found.exports, strict=True):
+                            ends[arguments[index] if index >= 0 else -1] = clock + relative
+                    if found.latest > found.advance:  # else the role's clock is later than its streams'
                         for number, relative in zip(step.streams, found.streams, strict=True):
                             streams[number] = clock + relative
-                        if step.exports:
-                            for (ends, index), relative in zip(step.exports, found.exports, strict=True):
-                                ends[arguments[index] if index >= 0 else -1] = clock + relative
-                        if clock + found.latest > latest:
-                            latest = clock + found.latest
-                        if clock + found.active > active:
-                            active = clock + found.active
+                        latest = max(latest, clock + found.latest)
+                        active = max(active, clock + found.active)
                     busy += found.busy
                     exposed += found.advance - found.busy
                     clock += found.advance
             if block.units:
                 self.bubble_last = bubble
         self.clock, self.latest, self.active = clock, latest, active
-        self.busy, self.exposed, self.bubble = busy, exposed, bubble
+        self.busy, self.exposed, self.bubble, self.bubble_first = busy, exposed, bubble, first
 
     def result(self, step: int) -> RoleTime:
         """Its part of a step that ends here."""
