@@ -20,12 +20,12 @@ from itertools import chain
 from titan.compiler.cost.machine import Machine
 from titan.compiler.cost.meetings import Network
 from titan.compiler.cost.prices import Prices
-from titan.compiler.cost.rounds import Rounds, rounds
 from titan.compiler.cost.steady import Counts, Standing, move, standing
 from titan.compiler.cost.strands import BlockPieces, Cutter
 from titan.compiler.cost.timeline import Timeline, added, stretched
 from titan.compiler.cost.walker import Runs, Walker
 from titan.compiler.plan.program import BEGUN, BlockCall, Plan, Role
+from titan.compiler.plan.rounds import Rounds, rounds
 from titan.compiler.plan.tiers import at_start
 
 Calls = list[tuple[BlockCall, ...]]  # of every role
@@ -47,14 +47,15 @@ def simulate(
     plan = at_start(plan)
     prices = prices or Prices(plan, machine)
     if order != "train" or not any(name == "body" for name, _ in plan.roles[0].orders):
-        return _whole(plan, prices, [role.order(order) for role in plan.roles])
+        repeated = rounds(role.rounds[order] for role in plan.roles)
+        return _whole(plan, prices, [role.order(order) for role in plan.roles], repeated)
     first, further = [_first(role) for role in plan.roles], [_further(role) for role in plan.roles]
     if prices.machine.cores:  # a step would be slowed by what the next one loads cores with
         two = [(*a, *b) for a, b in zip(first, further, strict=True)]
         three = [(*a, *b) for a, b in zip(two, further, strict=True)]
         return added(_whole(plan, prices, two), _whole(plan, prices, three), _outside(prices))
     walk = _Walk(plan, prices)
-    repeated = rounds([role.order("body") for role in plan.roles])
+    repeated = rounds(role.rounds["body"] for role in plan.roles)
     few, begun = walk.go_on(first, repeated), walk.standing()
     more, ended = walk.go_on(further, repeated), walk.standing()
     if ended.since(begun) is None:
@@ -76,11 +77,11 @@ def _begun(role: Role) -> tuple[BlockCall, ...]:
     return tuple(call for call in role.order("check") if call.block.endswith(BEGUN))
 
 
-def _whole(plan: Plan, prices: Prices, calls: Calls) -> Timeline:
+def _whole(plan: Plan, prices: Prices, calls: Calls, repeated: Rounds | None = None) -> Timeline:
     """The calls of every role from nothing on, in real time."""
     walk = _Walk(plan, prices)
     if walk.network.loads is None:
-        return walk.go_on(calls, rounds(calls))
+        return walk.go_on(calls, repeated)
     found = walk.go_on(calls)
     walk.network.load_meetings()
     return stretched(found, walk.network.loads.clock())

@@ -24,7 +24,7 @@ from titan.compiler.plan.operators import DTYPE_BYTES, Flops, statistics_dtype
 from titan.compiler.plan.program import Block, Plan, Role
 from titan.compiler.plan.segment import parse_unit
 from titan.compiler.plan.staging import NOTHING, Staging, staging
-from titan.compiler.plan.storages import block_profile
+from titan.compiler.plan.storages import Profile, block_profile
 from titan.compiler.plan.tensor import TensorType
 from titan.compiler.plan.tiers import layer_of, start_tiers
 from titan.compiler.plan.workspace import rebuild_flops, segment_flops, segment_inside, weight_frame_bytes
@@ -342,9 +342,12 @@ class Liveness:
 
 def liveness(plan: Plan, role: Role, order: str = "train", sizes: Sizes | None = None) -> Liveness:
     """Walks the calls of an order; exact for the registers, in bytes on one rank."""
-    sizes = sizes or Sizes(plan)
-    profiles = sizes.each(role, block_profile)
-    called = [call.block for call in role.order(order)]
+    profiles = (sizes or Sizes(plan)).each(role, block_profile)
+    return _walked([call.block for call in role.order(order)], profiles)
+
+
+def _walked(called: list[str], profiles: dict[str, Profile]) -> Liveness:
+    """Over the blocks that are called."""
     changes = {name: found.change for name, found in profiles.items()}
     tops = {name: found.height + found.workspace for name, found in profiles.items()}
     curve = list(accumulate(map(changes.__getitem__, called), initial=0))
@@ -355,6 +358,17 @@ def liveness(plan: Plan, role: Role, order: str = "train", sizes: Sizes | None =
     position = heights.index(peak)
     found = profiles[called[position]]
     return Liveness(peak, peak - found.workspace, found.workspace, (position, found.index), after)
+
+
+def _called(role: Role, order: str, profiles: dict[str, Profile]) -> list[str]:
+    """Blocks that an order calls; of rounds of micro-batches that leave as many bytes as they find, one: the others
+    reach what it reaches."""
+    calls, rounds = role.order(order), role.rounds[order]
+    if rounds is not None:
+        after = rounds.at + rounds.length
+        if not sum(profiles[call.block].change for call in calls[rounds.at : after]):
+            calls = calls[:after] + calls[after + rounds.length * (rounds.times - 1) :]
+    return [call.block for call in calls]
 
 
 _COMPONENT = {"parameters": "parameters", "gradients": "gradients", "optimizer": "optimizer"}
@@ -370,6 +384,7 @@ def memory_by_component(plan: Plan, role: Role, sizes: Sizes | None = None) -> d
         if buffer.place == "device":
             found[_COMPONENT.get(buffer.kind, "buffers")] += buffer.bytes
     found["buffers"] += sizes.tables(role)
-    walks = [liveness(plan, role, name, sizes) for name in role.longest]
+    profiles = sizes.each(role, block_profile)
+    walks = [_walked(_called(role, name, profiles), profiles) for name in role.longest]
     highest = max(walks, key=lambda walk: walk.peak, default=Liveness(0, 0, 0, (-1, -1), ()))
     return {**found, "activations": highest.registers, "workspace": highest.workspace}

@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from titan.compiler.cost.rounds import Rounds, rounds
 from titan.compiler.cost.simulate import simulate
 from titan.compiler.cost.steady import Standing, move
 from titan.compiler.plan.instruction import Instruction
 from titan.compiler.plan.program import BEGUN, Block, BlockCall, Plan, Role
+from titan.compiler.plan.rounds import Rounds, own_rounds, rounds
 
 from tests.compiler.cost.test_simulate import FixedPrices, issue, naive_times, pipeline_plan, wait
 
@@ -122,7 +122,7 @@ def test_rounds_left_out_are_equal_to_rounds_walked(left_out: list[int], monkeyp
     plans += [(late(plan, random.Random(seed)), prices) for seed, (plan, prices) in enumerate(plans)]
     short = [simulate(plan, prices=prices) for plan, prices in plans]
     assert len(left_out) > 20 and min(left_out) > 0
-    monkeypatch.setattr("titan.compiler.cost.simulate.rounds", lambda orders: None)
+    monkeypatch.setattr("titan.compiler.cost.simulate.rounds", lambda roles: None)
     assert short == [simulate(plan, prices=prices) for plan, prices in plans]
 
 
@@ -137,15 +137,15 @@ def test_a_step_of_rounds_left_out_is_the_naive_walk(left_out: list[int]) -> Non
 def test_rounds_of_roles_come_to_one_micro_batch() -> None:
     """1F1B on three ranks: each round is a forward and a backward; the last rank starts the rounds at once, the first
     after its forwards."""
-    found = rounds([role.order("train") for role in pipeline_plan(3, 20, [1, 1, 1]).roles])
+    found = rounds(role.rounds["train"] for role in pipeline_plan(3, 20, [1, 1, 1]).roles)
     assert found == Rounds(first=(2, 3, 4), length=(2, 2, 2), times=18)
 
 
 def test_a_call_out_of_turn_ends_the_rounds() -> None:
     orders = [list(role.order("train")) for role in pipeline_plan(3, 40, [1, 1, 1]).roles]
-    whole = rounds(orders)
+    whole = rounds(map(own_rounds, orders))
     orders[1].insert(50, BlockCall("F", (99,)))
-    shorter = rounds(orders)
+    shorter = rounds(map(own_rounds, orders))
     assert whole is not None and shorter is not None and shorter.times < whole.times
     orders[1][10:70:2] = [BlockCall("X")] * 30
-    assert rounds(orders) is None
+    assert rounds(map(own_rounds, orders)) is None

@@ -6,15 +6,29 @@ A round of a role ends where it comes to a micro-batch for the first time, the s
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import count
 from operator import sub
+from typing import TYPE_CHECKING
 
 from titan.compiler.plan.frozen import dataclass
-from titan.compiler.plan.program import BlockCall
+
+if TYPE_CHECKING:
+    from titan.compiler.plan.program import BlockCall
 
 FEWEST = 8  # rounds that are worth looking at
 FAR = 1 << 20  # between the numbers of two blocks' calls: more than micro-batches
+
+
+@dataclass(frozen=True, slots=True)
+class OwnRounds:
+    """Rounds of one role: the position at which they begin, the calls of each, the micro-batch that the first one comes
+    to, and how many they are."""
+
+    at: int
+    length: int
+    micro_batch: int
+    times: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,22 +41,22 @@ class Rounds:
     times: int
 
 
-def rounds(orders: Sequence[Sequence[BlockCall]]) -> Rounds | None:
-    """The rounds around the middle of all roles' calls; None where there are few."""
-    found = [_around_the_middle(calls) for calls in orders]
-    known = [one for one in found if one is not None]
+def rounds(roles: Iterable[OwnRounds | None]) -> Rounds | None:
+    """The rounds of all roles together; None where there are few."""
+    found = list(roles)
+    known = [own for own in found if own is not None]
     if len(known) < len(found):
         return None
-    begin = max(micro_batch for _, _, micro_batch, _ in known)
-    times = min(micro_batch + times for _, _, micro_batch, times in known) - begin
+    begin = max(own.micro_batch for own in known)
+    times = min(own.micro_batch + own.times for own in known) - begin
     if times < FEWEST:
         return None
-    first = tuple(at + (begin - micro_batch) * length for at, length, micro_batch, _ in known)
-    return Rounds(first, tuple(length for _, length, _, _ in known), times)
+    first = tuple(own.at + (begin - own.micro_batch) * own.length for own in known)
+    return Rounds(first, tuple(own.length for own in known), times)
 
 
-def _around_the_middle(calls: Sequence[BlockCall]) -> tuple[int, int, int, int] | None:
-    """Where rounds begin, how many calls one has, the micro-batch that the first one comes to, and how many follow."""
+def own_rounds(calls: Sequence[BlockCall]) -> OwnRounds | None:
+    """The rounds around the middle of a role's calls, where there are any."""
     elements = _numbered(calls)
     middle = len(calls) // 2
     if not calls or elements[middle] + 1 not in elements[middle:]:
@@ -56,7 +70,7 @@ def _around_the_middle(calls: Sequence[BlockCall]) -> tuple[int, int, int, int] 
     if max(map(len, numbers)) > 1:
         return None
     at = numbers.index(max(numbers))
-    return left + at, length, numbers[at][0], (right - left - at) // length
+    return OwnRounds(left + at, length, numbers[at][0], (right - left - at) // length)
 
 
 def _numbered(calls: Sequence[BlockCall]) -> list[int]:
