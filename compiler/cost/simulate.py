@@ -25,7 +25,7 @@ from titan.compiler.cost.strands import BlockPieces, Cutter
 from titan.compiler.cost.timeline import Timeline, added, stretched
 from titan.compiler.cost.walker import Runs, Walker
 from titan.compiler.plan.program import BEGUN, BlockCall, Plan, Role
-from titan.compiler.plan.rounds import Rounds, rounds
+from titan.compiler.plan.rounds import Rounds, own_rounds, rounds
 from titan.compiler.plan.tiers import at_start
 
 Calls = list[tuple[BlockCall, ...]]  # of every role
@@ -47,7 +47,7 @@ def simulate(
     plan = at_start(plan)
     prices = prices or Prices(plan, machine)
     if order != "train" or not any(name == "body" for name, _ in plan.roles[0].orders):
-        repeated = rounds(role.rounds[order] for role in plan.roles)
+        repeated = rounds(own_rounds(role.order(order)) for role in plan.roles)
         return _whole(plan, prices, [role.order(order) for role in plan.roles], repeated)
     first, further = [_first(role) for role in plan.roles], [_further(role) for role in plan.roles]
     if prices.machine.cores:  # a step would be slowed by what the next one loads cores with
@@ -55,7 +55,7 @@ def simulate(
         three = [(*a, *b) for a, b in zip(two, further, strict=True)]
         return added(_whole(plan, prices, two), _whole(plan, prices, three), _outside(prices))
     walk = _Walk(plan, prices)
-    repeated = rounds(role.rounds["body"] for role in plan.roles)
+    repeated = rounds(own_rounds(role.order("body")) for role in plan.roles)
     few, begun = walk.go_on(first, repeated), walk.standing()
     more, ended = walk.go_on(further, repeated), walk.standing()
     if ended.since(begun) is None:

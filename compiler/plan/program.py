@@ -15,7 +15,6 @@ from titan.compiler.plan.instruction import Instruction, base_name, unroll
 from titan.compiler.plan.listing import Stretch, stretches, text
 from titan.compiler.plan.mesh import Group, Mesh
 from titan.compiler.plan.operators import DTYPE_BYTES, TensorType
-from titan.compiler.plan.rounds import OwnRounds, own_rounds
 from titan.compiler.plan.segment import Segment
 
 _OPCODE = attrgetter("opcode")
@@ -124,17 +123,6 @@ class Role:
 
     def order(self, name: str) -> tuple[BlockCall, ...]:
         return dict(self.orders)[name]
-
-    @cached_property
-    def rounds(self) -> dict[str, OwnRounds | None]:
-        """Of every order the rounds around its middle, or those of an order with which it begins."""
-        found: dict[str, OwnRounds | None] = {}
-        begun: list[tuple[tuple[BlockCall, ...], OwnRounds]] = []
-        for name, calls in sorted(self.orders, key=lambda order: len(order[1])):
-            own = next((own for others, own in begun if calls[: len(others)] == others), None) or own_rounds(calls)
-            found[name] = own
-            begun += [(calls, own)] if own is not None else []
-        return found
 
     @cached_property
     def longest(self) -> tuple[str, ...]:

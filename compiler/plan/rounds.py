@@ -5,10 +5,7 @@ A round of a role ends where it comes to a micro-batch for the first time, the s
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from itertools import count
-from operator import sub
 from typing import TYPE_CHECKING
 
 from titan.compiler.plan.frozen import dataclass
@@ -17,7 +14,6 @@ if TYPE_CHECKING:
     from titan.compiler.plan.program import BlockCall
 
 FEWEST = 8  # rounds that are worth looking at
-FAR = 1 << 20  # between the numbers of two blocks' calls: more than micro-batches
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,23 +53,48 @@ def rounds(roles: Iterable[OwnRounds | None]) -> Rounds | None:
 
 def own_rounds(calls: Sequence[BlockCall]) -> OwnRounds | None:
     """The rounds around the middle of a role's calls, where there are any."""
-    elements = _numbered(calls)
-    middle = len(calls) // 2
-    if not calls or elements[middle] + 1 not in elements[middle:]:
+    found, middle = repeats([call.block for call in calls]), len(calls) // 2
+    if found is None:
         return None
-    length = elements.index(elements[middle] + 1, middle) - middle
-    steps = map(sub, elements[length:], elements)
-    alike = bytes([step == 1 for step in steps])  # the call of the next round is this one, a micro-batch later
-    left, right = alike.rfind(0, 0, middle) + 1, alike.find(0, middle)
-    right = (len(alike) if right < 0 else right) + length  # all calls from left to right are in rounds
-    numbers = [call.arguments for call in calls[left : left + length]]
-    if max(map(len, numbers)) > 1:
+    begin, length = found.begin, found.length
+    numbers = [call.arguments for call in calls[begin : found.end]]
+    if any(len(own) != 1 for own in numbers[:length]):  # a block has as many in all its calls
         return None
-    at = numbers.index(max(numbers))
-    return OwnRounds(left + at, length, numbers[at][0], (right - left - at) // length)
+    newest = [own[0] for own in numbers]
+    further = bytes([b - a == 1 for a, b in zip(newest, newest[length:], strict=False)])
+    left, right = further.rfind(0, 0, middle - begin) + 1, further.find(0, middle - begin)
+    right = (len(further) if right < 0 else right) + length  # from left to right rounds are a micro-batch apart
+    at = newest.index(max(newest[left : left + length]), left)
+    return OwnRounds(begin + at, length, newest[at], (right - at) // length)
 
 
-def _numbered(calls: Sequence[BlockCall]) -> list[int]:
-    """A number for each call, by one more where the same block is called with the next micro-batch."""
-    blocks = defaultdict[str, int](count(FAR, FAR).__next__)
-    return [blocks[name] + numbers[0] if numbers else -1 for name, numbers in calls]
+@dataclass(frozen=True, slots=True)
+class Repeats:
+    """Names in a list, from `begin` to `end`, that all are the ones `length` places before and after."""
+
+    begin: int
+    end: int
+    length: int
+
+
+def repeats(names: list[str]) -> Repeats | None:
+    """Those around the middle, where that is named again."""
+    middle = len(names) // 2
+    if not names or names[middle] not in names[middle + 1 :]:
+        return None
+    length = names.index(names[middle], middle + 1) - middle
+    after = _common(names[middle:], names[middle + length :])
+    before = _common(names[:middle][::-1], names[length : middle + length][::-1])
+    return Repeats(middle - before, middle + after + length, length)
+
+
+def _common(one: list[str], other: list[str]) -> int:
+    """How many names two lists have in common at their beginning."""
+    done, more = 0, min(len(one), len(other))
+    most = more
+    while more:
+        if done + more <= most and one[done : done + more] == other[done : done + more]:
+            done += more
+        else:
+            more //= 2
+    return done

@@ -22,6 +22,7 @@ from titan.compiler.plan.instruction import HOST, Instruction, base_name, origin
 from titan.compiler.plan.listing import Renaming, copies, distinct, stretches
 from titan.compiler.plan.operators import DTYPE_BYTES, Flops, statistics_dtype
 from titan.compiler.plan.program import Block, Plan, Role
+from titan.compiler.plan.rounds import repeats
 from titan.compiler.plan.segment import parse_unit
 from titan.compiler.plan.staging import NOTHING, Staging, staging
 from titan.compiler.plan.storages import Profile, block_profile
@@ -361,14 +362,15 @@ def _walked(called: list[str], profiles: dict[str, Profile]) -> Liveness:
 
 
 def _called(role: Role, order: str, profiles: dict[str, Profile]) -> list[str]:
-    """Blocks that an order calls; of rounds of micro-batches that leave as many bytes as they find, one: the others
-    reach what it reaches."""
-    calls, rounds = role.order(order), role.rounds[order]
-    if rounds is not None:
-        after = rounds.at + rounds.length
-        if not sum(profiles[call.block].change for call in calls[rounds.at : after]):
-            calls = calls[:after] + calls[after + rounds.length * (rounds.times - 1) :]
-    return [call.block for call in calls]
+    """Blocks that an order calls; of rounds that leave as many bytes as they find, one: the others reach what it
+    reaches."""
+    called = [call.block for call in role.order(order)]
+    found = repeats(called)
+    if found is not None:
+        after = found.begin + found.length
+        if not sum(profiles[name].change for name in called[found.begin : after]):
+            del called[after : found.end - (found.end - found.begin) % found.length]
+    return called
 
 
 _COMPONENT = {"parameters": "parameters", "gradients": "gradients", "optimizer": "optimizer"}
