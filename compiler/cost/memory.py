@@ -13,7 +13,7 @@ from titan.compiler.cost.machine import Machine, read_machine
 from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.host import host_memory
 from titan.compiler.plan.listing import distinct
-from titan.compiler.plan.program import Block, Plan, Role
+from titan.compiler.plan.program import Plan, Role
 from titan.compiler.plan.sizes import Sizes, memory_by_component
 
 
@@ -99,11 +99,10 @@ def upper_bound(machine: Machine, tensors: int, communicators: int) -> int:
 
 def communicator_count(plan: Plan, role: Role, sizes: Sizes | None = None) -> int:
     """Communicators of a rank: one per group and stream, and one per channel to a peer."""
-    found = set[tuple[object, ...]]().union(*(sizes or Sizes(plan)).each(role, _channels).values())
-    return sum(plan.group_size(str(group)) > 1 for group, _, _ in found)
+    return (sizes or Sizes(plan)).once(role, _communicators)
 
 
-def _channels(block: Block, sizes: Sizes, role: Role) -> set[tuple[object, ...]]:
-    """Group, stream and peer of all that a block sends."""
-    issued = (i for i in distinct(block.instructions) if i.stream and i.row.asynchronous)
-    return {(i.group, i.stream, i.attribute("peer", 0)) for i in issued}
+def _communicators(role: Role, sizes: Sizes) -> int:
+    issued = (i for block in role.blocks for i in distinct(block.instructions) if i.stream and i.row.asynchronous)
+    channels = {(i.group, i.stream, i.attribute("peer", 0)) for i in issued}
+    return sum(sizes.plan.group_size(group) > 1 for group, _, _ in channels)

@@ -13,9 +13,9 @@ def host_memory(role: Role, sizes: Sizes) -> dict[str, int]:
     """Bytes of one rank in host memory: `optimizer` state in buffers, and `activations`: the most that any order holds
     at once, each from the offload that is issued to the `free` of its copy."""
     buffers = sum(buffer.bytes for buffer in role.buffers if buffer.place == "host")
-    moves = sizes.each(role, _block)
-    if not any(map(any, moves.values())):
+    if "offload" not in sizes.plan.opcodes:
         return {"optimizer": buffers, "activations": 0}
+    moves = sizes.each(role, _block)
     return {"optimizer": buffers, "activations": max(_highest(role.order(name), moves) for name in role.longest)}
 
 

@@ -105,7 +105,7 @@ def copies(name: str, step: int, times: int) -> list[str]:
     return [name, *(Renaming.by(step * number).name(name) for number in range(1, times))]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Stretch:
     """`instructions` that stand `times` times in a row, each time `step` layers on."""
 
@@ -206,11 +206,13 @@ def went_on(
 
 def text(instructions: Sequence[Instruction]) -> Sequence[Instruction]:
     """The list that has been written, in whatever layers the given one is it."""
-    return instructions.of if isinstance(instructions, Renamed) else instructions
+    return instructions.of if type(instructions) is Renamed else instructions
 
 
 def stretches(instructions: Sequence[Instruction]) -> tuple[Stretch, ...]:
     """Of a list that is written out, one."""
+    if type(instructions) is tuple:
+        return (Stretch(instructions),)
     return instructions.stretches if isinstance(instructions, Listing) else (Stretch(tuple(instructions)),)
 
 
@@ -223,4 +225,4 @@ def weighted(instructions: Sequence[Instruction]) -> Iterator[tuple[Instruction,
 
 def distinct(instructions: Sequence[Instruction]) -> Iterator[Instruction]:
     """One instruction of each kind that a list repeats: for what is equal in all layers of a kind."""
-    return (i for i, _ in weighted(instructions))
+    return chain.from_iterable([stretch.instructions for stretch in stretches(text(instructions))])

@@ -284,9 +284,14 @@ class Plan:
         return tuple(part for listed in once.values() for part in stretches(listed))
 
     @cached_property
+    def opcodes(self) -> frozenset[str]:
+        """All that are in use."""
+        return frozenset(opcode for part in self.stretches for opcode in set(map(_OPCODE, part.instructions)))
+
+    @property
     def adaptive(self) -> bool:
         """Whether recompute tiers are left to the run."""
-        return any("watermark" in map(_OPCODE, part.instructions) for part in self.stretches)
+        return "watermark" in self.opcodes
 
     @cached_property
     def plan_only(self) -> tuple[str, ...]:

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from itertools import accumulate
-from operator import add
-from typing import Any, TypeVar
+from itertools import accumulate, chain
+from operator import add, attrgetter
+from typing import Any, TypeVar, cast
 
 from titan.compiler.plan.alike import Like
 from titan.compiler.plan.frozen import dataclass
@@ -45,6 +45,7 @@ UNSTAGED = frozenset(("send", "recv", "offload", "prefetch", "unshard", "broadca
 WIDENED = 1 << 19  # bytes of a gradient in float64 that the norm forms at once on CPU
 STRETCH = 1 << 18  # elements of a clipped gradient that the optimizer forms at once
 _NO_TRAFFIC = Traffic(0, 0)
+_UNIT = attrgetter("unit")
 
 
 def gradient_dtype(bucket_dtype: str) -> str:
@@ -52,19 +53,33 @@ def gradient_dtype(bucket_dtype: str) -> str:
     return "f64" if bucket_dtype == "f64" else "f32"
 
 
+class _Registers(dict[str, int]):
+    """Bytes of a register on the device; copies on the host (`host.`), tokens of transfers (`t.`), in-place collectives
+    (`u.`) and tiers (`tier.`) have none. Raises KeyError when neither the plan's tensors nor its segments know the
+    name."""
+
+    def __init__(self, typed: Callable[[str], int]) -> None:
+        super().__init__()
+        self.typed = typed
+
+    def __missing__(self, name: str) -> int:
+        found = self[name] = 0 if name.startswith(HOST) else self.typed(type_name(name))
+        return found
+
+
 class Sizes:
-    """Sizes of one plan, each worked out once."""
+    """Sizes of one plan, each worked out once. `register`: bytes of a register on the device."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self._types: dict[str, int] = {}
-        self._registers: dict[str, int] = {}
+        self.register = _Registers(self._typed).__getitem__
         self._flops: dict[str, Flops] = {}
-        self._inside: dict[tuple[str, str, tuple[str, ...], str, tuple[str, ...]], Inside] = {}
+        self._inside: dict[tuple[object, ...], Inside] = {}
         self._staged: dict[tuple[object, ...], Staging] = {}
         self._issued: dict[int, dict[str, Staging]] = {}
         self._likes: dict[int, Like] = {}
-        self._measured: dict[tuple[int, object], tuple[Role, list[Any]]] = {}
+        self._measured: dict[tuple[int, object], tuple[Role, Any]] = {}
 
     def stands_for(self, role: Role) -> Like:
         """Whose sizes a role has: those of the first one of the plan that is like it. Where tiers are left to the run
@@ -75,11 +90,19 @@ class Sizes:
 
     def each(self, role: Role, measure: Callable[[Block, Sizes, Role], T]) -> dict[str, T]:
         """What is measured of every block of a role; once for roles that are alike."""
+        found = self._of_first(role, measure, lambda first: [measure(block, self, first) for block in first.blocks])
+        return {block.name: one for block, one in zip(role.blocks, found, strict=True)}
+
+    def once(self, role: Role, measure: Callable[[Role, Sizes], T]) -> T:
+        """What is measured of a whole role; once for roles that are alike."""
+        return self._of_first(role, measure, lambda first: measure(first, self))
+
+    def _of_first(self, role: Role, measure: object, measured: Callable[[Role], T]) -> T:
         first = self.stands_for(role).first
         known = self._measured.get((id(first), measure))
         if known is None:
-            known = self._measured[id(first), measure] = first, [measure(block, self, first) for block in first.blocks]
-        return {block.name: found for block, found in zip(role.blocks, known[1], strict=True)}
+            known = self._measured[id(first), measure] = first, measured(first)
+        return cast(T, known[1])
 
     @cached_property
     def start(self) -> dict[int, str]:
@@ -91,17 +114,6 @@ class Sizes:
         if not instruction.attributes or not instruction.when:
             return True
         return self.start[layer_of(instruction.frame)] in instruction.when
-
-    def register(self, name: str) -> int:
-        """Bytes of a register on the device; copies on the host (`host.`), tokens of transfers (`t.`), in-place
-        collectives (`u.`) and tiers (`tier.`) have none.
-
-        Raises KeyError when neither the plan's tensors nor its segments know the name.
-        """
-        found = self._registers.get(name)
-        if found is None:
-            found = self._registers[name] = 0 if name.startswith(HOST) else self._typed(type_name(name))
-        return found
 
     def host(self, name: str) -> int:
         """Bytes of a register in host memory."""
@@ -151,12 +163,14 @@ class Sizes:
     def inside(self, instruction: Instruction) -> Inside:
         """What a compute instruction holds while it runs."""
         name = parse_unit(instruction.unit)[0]
-        pieces = tuple(w.partition(".")[0] for w in instruction.writes if w.startswith(("f.", "fs.", "fn.")))
-        carried = tuple(w for w in str(instruction.attribute("carry")).split(",") if w)
-        key = (name, instruction.opcode, pieces, str(instruction.attribute("tier")), carried)
-        if key not in self._inside:
-            self._inside[key] = segment_inside(self.plan.segment_table[name], *key[1:])
-        return self._inside[key]
+        key = (name, instruction.opcode, instruction.attributes, tuple([w[:3] for w in instruction.writes]))
+        found = self._inside.get(key)
+        if found is None:
+            pieces = tuple(w.partition(".")[0] for w in instruction.writes if w.startswith(("f.", "fs.", "fn.")))
+            carried = tuple(w for w in str(instruction.attribute("carry")).split(",") if w)
+            tier, segment = str(instruction.attribute("tier")), self.plan.segment_table[name]
+            found = self._inside[key] = segment_inside(segment, instruction.opcode, pieces, tier, carried)
+        return found
 
     def workspace(self, instruction: Instruction) -> int:
         """Bytes that an instruction needs beside what it reads and writes, while it runs."""
@@ -179,18 +193,6 @@ class Sizes:
         """Bytes of the part of a gradient that this rank updates."""
         bucket = self.plan.bucket_of(gradient)
         return bucket.local("o", self.plan.shard_degree(bucket)) * self._statistic
-
-    def tables(self, role: Role) -> int:
-        """Bytes of the cosines and sines that rotary positions keep: of forward and of backward."""
-        names = set[str]().union(*self.each(role, _segments).values())
-        found = {
-            (kind.shape[1], int(attributes["head_dim"]), statistics_dtype(kind.dtype), call.attributes)
-            for name in names
-            for call in self.plan.segment_table[name].body
-            if call.operator == "rope"
-            for kind, attributes in ((self.plan.segment_table[name].types[call.operands[0]], dict(call.attributes)),)
-        }
-        return sum(4 * length * width * DTYPE_BYTES[dtype] for length, width, dtype, _ in found)
 
     def values(self, name: str) -> tuple[int, ...]:
         """Bytes of the values that a register holds: several of a frame."""
@@ -225,10 +227,11 @@ class Sizes:
             transfers: dict[str, Staging] = {}  # of one name those are waited for in other blocks
             for stretch in (s for block in role.blocks for s in stretches(block.instructions)):
                 for issue in (i for i in stretch.instructions if i.row.asynchronous):
-                    staged = self.staged(issue)
-                    times = stretch.times if staged != NOTHING else 1
-                    for name in copies(base_name(issue.writes[0]), stretch.step, times):
-                        (transfers if issue.row.kind == "transfer" else found)[name] = staged
+                    staged, table = self.staged(issue), transfers if issue.row.kind == "transfer" else found
+                    name = base_name(issue.writes[0])
+                    table[name] = staged
+                    if stretch.times > 1 and staged != NOTHING:
+                        table |= dict.fromkeys(copies(name, stretch.step, stretch.times), staged)
             self._issued[role.pipeline] = found | transfers
         return self._issued[role.pipeline]
 
@@ -303,9 +306,18 @@ class Sizes:
         return Traffic(whole, passes * whole * (members - 1) // members)
 
 
-def _segments(block: Block, sizes: Sizes, role: Role) -> set[str]:
-    """What a block computes."""
-    return {parse_unit(i.unit)[0] for i in distinct(block.instructions) if i.unit}
+def _tables(role: Role, sizes: Sizes) -> int:
+    """Bytes of the cosines and sines that rotary positions keep: of forward and of backward."""
+    units = set(map(_UNIT, chain.from_iterable(distinct(block.instructions) for block in role.blocks)))
+    segments = [sizes.plan.segment_table[name] for name in {parse_unit(unit)[0] for unit in units if unit}]
+    found = {
+        (kind.shape[1], int(attributes["head_dim"]), statistics_dtype(kind.dtype), call.attributes)
+        for segment in segments
+        for call in segment.body
+        if call.operator == "rope"
+        for kind, attributes in ((segment.types[call.operands[0]], dict(call.attributes)),)
+    }
+    return sum(4 * length * width * DTYPE_BYTES[dtype] for length, width, dtype, _ in found)
 
 
 def register_bytes(plan: Plan, name: str) -> int:
@@ -385,7 +397,7 @@ def memory_by_component(plan: Plan, role: Role, sizes: Sizes | None = None) -> d
     for buffer in role.buffers:
         if buffer.place == "device":
             found[_COMPONENT.get(buffer.kind, "buffers")] += buffer.bytes
-    found["buffers"] += sizes.tables(role)
+    found["buffers"] += sizes.once(role, _tables)
     profiles = sizes.each(role, block_profile)
     walks = [_walked(_called(role, name, profiles), profiles) for name in role.longest]
     highest = max(walks, key=lambda walk: walk.peak, default=Liveness(0, 0, 0, (-1, -1), ()))

@@ -165,14 +165,17 @@ def moments(
     instructions: Iterable[Instruction],
     sizes: Sizes,
     role: Role | None = None,
-    walk: Walk | None = None,
-    pending: _Pending | None = None,
 ) -> Iterator[Moment]:
     """The walk over instructions, relative to its beginning, but for those that only end lives. `role`: where what is
-    waited for here may have been issued; `walk` and `pending` are left as they are at the end."""
-    walk, pending = walk or Walk(sizes), pending or _Pending(sizes, role)
+    waited for here may have been issued."""
+    return map(Moment._make, _moments(instructions, Walk(sizes), _Pending(sizes, role)))
+
+
+def _moments(instructions: Iterable[Instruction], walk: Walk, pending: _Pending) -> Iterator[tuple[int, int, int]]:
+    """`walk` and `pending` are left as they are at the end."""
+    sizes = walk.sizes
     for place, instruction in enumerate(instructions):
-        if not sizes.runs(instruction):
+        if instruction.attributes and not sizes.runs(instruction):
             continue
         opcode = instruction.opcode
         if opcode == "free":
@@ -182,17 +185,17 @@ def moments(
             staged = pending.end(instruction.reads[0])
             if instruction.writes:
                 walk.rename(instruction.reads[0], instruction.writes[0])
-            yield Moment(place, walk.live, staged.landing)
+            yield place, walk.live, staged.landing
             walk.hold(-staged.held)
         elif instruction.unit:
             before, inside = walk.live, sizes.inside(instruction)
             walk.write(instruction, inside)
-            yield Moment(place, walk.live, max(0, before + inside.peak - walk.live))
+            yield place, walk.live, max(0, before + inside.peak - walk.live)
         else:
             walk.write(instruction)
             if instruction.row.asynchronous:
                 walk.hold(pending.begin(instruction).held)
-            yield Moment(place, walk.live, sizes.workspace(instruction))
+            yield place, walk.live, sizes.workspace(instruction)
 
 
 def _renamed(renaming: Renaming, name: str) -> str:
@@ -239,12 +242,12 @@ class _Profiler:
     def _copy(self, instructions: tuple[Instruction, ...]) -> Moment:
         """Walks on; the highest moment on the way."""
         top, most = Moment(0, 0, 0), -inf
-        for moment in moments(instructions, self.sizes, walk=self.walk, pending=self.pending):
-            if moment.live + moment.workspace > most:
-                top, most = moment, moment.live + moment.workspace
-        found = top._replace(place=top.place + self.place)
+        for place, live, workspace in _moments(instructions, self.walk, self.pending):
+            if live + workspace > most:
+                top, most = Moment(place + self.place, live, workspace), live + workspace
+        found = top if most > -inf else Moment(self.place, self.walk.live, 0)
         self.place += len(instructions)
-        return found if most > -inf else Moment(found.place, self.walk.live, 0)
+        return found
 
     def _see(self, moment: Moment) -> None:
         if moment.live + moment.workspace > self.most:
