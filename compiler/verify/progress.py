@@ -11,24 +11,25 @@ do the same at the same time, so they are left out, unless they stand in a strea
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import field
+from itertools import chain
 
 from titan.compiler.plan.alike import Like
 from titan.compiler.plan.frozen import dataclass
-from titan.compiler.plan.instruction import Instruction
+from titan.compiler.plan.instruction import Instruction, base_name
 from titan.compiler.plan.listing import distinct
 from titan.compiler.plan.program import Block, BlockCall, Plan, Role
 from titan.compiler.verify.findings import Finding, at, crosses_programs, found_alike
 from titan.compiler.verify.rings import in_ring, ring_progress
 from titan.compiler.verify.threads import legs
 
-_MANY = 1 << 32  # more than there are micro-batches, or exchanges on one channel
 STREAM = "stream "  # begins the names of queues that are no channels
 _NEVER = -1  # the exchange of a wait for what was not issued: that is proof (a)'s finding
+_NOBODY = -1  # the stage at the other end of a channel from a stage to itself
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Action:
     """`wait`, or the issue of an exchange on `queue`, named `exchange`, between `members`."""
 
@@ -40,20 +41,24 @@ class _Action:
     members: tuple[int, ...] = ()
 
 
-def _places(plan: Plan, role: Role) -> list[list[int]]:
-    """Per block the indices of what may block or unblock somebody: issues, and waits for what they make pending."""
-    groups = {(i.group, i.stream) for b in role.blocks for i in distinct(b.instructions) if i.row.kind != "transfer"}
-    streams = {stream for group, stream in groups if group and crosses_programs(plan, group)}
-    found: list[list[int]] = []
+def _places(plan: Plan, role: Role) -> dict[str, list[int]]:
+    """By block the indices of what may block or unblock somebody: issues, and waits for what they make pending."""
+    kinds = [i for block in role.blocks for i in distinct(block.instructions) if i.group and i.row.kind != "transfer"]
+    crossing = {
+        (group, stream) for group, stream in {(i.group, i.stream) for i in kinds} if crosses_programs(plan, group)
+    }
+    streams = {stream for _, stream in crossing}
+    found: dict[str, list[int]] = {}
     watched: set[str] = set()
     for block in role.blocks:
         issued = [n for n, i in enumerate(block.instructions) if i.stream and _meets(i, streams)]
-        watched.update(_base(block.instructions[n].writes[0]) for n in issued)
-        found.append(issued)
-    for block, indices in zip(role.blocks, found, strict=True):
-        waits = [n for n, i in enumerate(block.instructions) if i.opcode == "wait" and _base(i.reads[0]) in watched]
-        indices[:] = sorted(indices + waits)
-    return found
+        watched.update(base_name(block.instructions[n].writes[0]) for n in issued)
+        found[block.name] = issued
+    for block in role.blocks:
+        listed = enumerate(block.instructions)
+        waits = [n for n, i in listed if i.opcode == "wait" and base_name(i.reads[0]) in watched]
+        found[block.name] = sorted(found[block.name] + waits)
+    return {name: indices for name, indices in found.items() if indices}
 
 
 def _meets(instruction: Instruction, streams: set[str]) -> bool:
@@ -65,121 +70,128 @@ def _meets(instruction: Instruction, streams: set[str]) -> bool:
     return row.kind == "transfer" or instruction.stream in streams
 
 
-def _base(register: str) -> str:
-    return register.rstrip("?").partition(":")[0]
-
-
-def _action(plan: Plan, role: Role, index: int, instruction: Instruction) -> _Action:
+def _action(plan: Plan, like: Like, index: int, instruction: Instruction) -> _Action:
+    """What an instruction of the role that stands for another does in that one."""
     register = instruction.reads[0] if instruction.opcode == "wait" else instruction.writes[0]
-    base, _, symbol = register.rstrip("?").partition(":")
+    base, _, symbol = like.renaming.name(register.rstrip("?")).partition(":")
+    stage = like.role.pipeline
     if instruction.opcode == "wait":
         return _Action(index, base, symbol)
     if instruction.row.kind == "transfer":
-        peer = role.pipeline + int(instruction.attribute("peer"))
-        ends = (role.pipeline, peer) if instruction.opcode == "send" else (peer, role.pipeline)
+        peer = stage + int(instruction.attribute("peer"))
+        ends = (stage, peer) if instruction.opcode == "send" else (peer, stage)
         channel = f"{ends[0]}->{ends[1]} {instruction.stream}"
         return _Action(index, base, symbol, channel, channel, ends)
-    members = crosses_programs(plan, instruction.group) or (role.pipeline,)
-    name = instruction.group if len(members) > 1 else f"{instruction.group} of {role.pipeline}"
+    members = crosses_programs(plan, instruction.group) or (stage,)
+    name = instruction.group if len(members) > 1 else f"{instruction.group} of {stage}"
     return _Action(index, base, symbol, STREAM + instruction.stream, name, members)
 
 
 def _actions(plan: Plan, likes: Sequence[Like]) -> list[dict[str, list[_Action]]]:
-    """Per role and block. Where they stand is the same in roles that are alike."""
-    places: dict[int, list[list[int]]] = {}
+    """Per role and block, where there are any. Where they stand is the same in roles that are alike."""
+    places: dict[int, dict[str, list[int]]] = {}
     found = []
     for like in likes:
-        role, stage = like.role, like.first.pipeline
-        if stage not in places:
-            places[stage] = _places(plan, like.first)
-        names = (block.name for block in role.blocks)
-        table = zip(names, places[stage], strict=True)
-        found.append({b: [_action(plan, role, n, like.instruction(b, n)) for n in indices] for b, indices in table})
+        first = like.first
+        if first.pipeline not in places:
+            places[first.pipeline] = _places(plan, first)
+        known = places[first.pipeline]
+        table = (
+            (name, block.instructions, known[block.name]) for name, block in like.blocks.items() if block.name in known
+        )
+        found.append({name: [_action(plan, like, n, listed[n]) for n in indices] for name, listed, indices in table})
     return found
+
+
+Row = tuple[int, int, int, int, int]
+
+
+class _Numbers:
+    """What programs issue and wait for, by number. Per role and block a row for each action: the end on which an
+    exchange is issued (-1: a wait), the first exchange of its name (of a wait, its index in the block), the pending
+    register, the place of its micro-batch among the arguments (-1: it has none), and the other end. An exchange without
+    one stands in a stream, whose line is -1 minus that."""
+
+    def __init__(self, roles: Sequence[Role], actions: Sequence[dict[str, list[_Action]]]) -> None:
+        self.ends: dict[tuple[int, str], int] = {}  # (stage, channel or group) -> number
+        self.lines: dict[tuple[int, str], int] = {}  # (stage, stream) -> number
+        self.names: dict[str, int] = {}  # of exchanges: group or channel
+        self.members: list[tuple[int, ...]] = []  # of the exchanges of a name
+        self.tokens: dict[str, int] = {}
+        self.many = _many(roles, actions)
+        self.rows = [self._rows(role, listed) for role, listed in zip(roles, actions, strict=True)]
+
+    def _rows(self, role: Role, actions: dict[str, list[_Action]]) -> dict[str, tuple[Row, ...]]:
+        found: dict[str, tuple[Row, ...]] = dict.fromkeys(role.block_table, ())
+        for name, listed in actions.items():
+            found[name] = tuple(self._row(role.pipeline, role.block_table[name].parameters, a) for a in listed)
+        return found
+
+    def _row(self, stage: int, parameters: tuple[str, ...], action: _Action) -> Row:
+        token = (self.tokens.setdefault(action.token, len(self.tokens)) + 1) * self.many
+        place = parameters.index(action.symbol) if action.symbol in parameters else -1
+        if not action.queue:
+            return -1, action.index, token, place, -1
+        if action.exchange not in self.names:
+            self.names[action.exchange] = len(self.names)
+            self.members.append(action.members)
+        exchanges, own = self.names[action.exchange] * self.many, self._end(stage, action.exchange)
+        if action.queue.startswith(STREAM):
+            line = self.lines.setdefault((stage, action.queue), len(self.lines))
+            return own, exchanges, token, place, -1 - line
+        other = next((end for end in action.members if end != stage), _NOBODY)
+        return own, exchanges, token, place, self._end(other, action.exchange)
+
+    def _end(self, stage: int, name: str) -> int:
+        return self.ends.setdefault((stage, name), len(self.ends))
+
+    def named(self, exchange: int) -> str:
+        return list(self.names)[exchange // self.many]
+
+
+def _many(roles: Sequence[Role], actions: Sequence[dict[str, list[_Action]]]) -> int:
+    """More than there are exchanges of a name in an order, or micro-batches: as small as may be, for small numbers are
+    fast."""
+    calls = max(len(calls) for role in roles for _, calls in role.orders)
+    return 2 + calls * max((len(listed) for found in actions for listed in found.values()), default=1)
 
 
 @dataclass
 class _Program:
-    """One role in an order, as far as it was gone through. Everything is numbered: `steps` are exchanges to issue on
-    the queue beside them in `queues`, or (queue -1) to wait for."""
+    """One role in an order, as far as it was gone through."""
 
     role: Role
-    actions: dict[str, list[_Action]]
-    rows: dict[str, list[tuple[int, int, int, int]]]  # block -> queue, name of the exchange, token, argument
+    rows: dict[str, tuple[Row, ...]]
     calls: tuple[BlockCall, ...] = ()
-    steps: list[int] = field(default_factory=list)
-    queues: list[int] = field(default_factory=list)
-    step: int = 0
+    rest: Iterator[None] = iter(())  # goes on until the program is blocked
     issued: dict[int, int] = field(default_factory=dict)  # pending register -> exchange
-    counts: dict[int, int] = field(default_factory=dict)  # name of exchanges -> how many were issued
     blocked: int | None = None
-
-    def go_on(self, calls: tuple[BlockCall, ...]) -> None:
-        """Takes up an order that begins with what was gone through."""
-        rows, steps, queues, issued, counts = self.rows, self.steps, self.queues, self.issued, self.counts
-        for block, arguments in calls[len(self.calls) :]:
-            for queue, name, token, place in rows[block]:
-                pending = token + (arguments[place] if place < len(arguments) else -1)
-                if queue < 0:
-                    steps.append(issued.get(pending, _NEVER))
-                else:
-                    number = counts.get(name, 0)
-                    counts[name] = number + 1
-                    issued[pending] = name * _MANY + number
-                    steps.append(name * _MANY + number)
-                queues.append(queue)
-        self.calls = calls
+    at: tuple[int, int] = (0, 0)  # where it is blocked: call, and index in its block
 
     def place(self) -> tuple[Role, Block, int, int]:
         """Where it stands."""
-        passed = 0
-        for position, call in enumerate(self.calls):
-            listed = self.actions[call.block]
-            if self.step < passed + len(listed):
-                return self.role, self.role.block_table[call.block], listed[self.step - passed].index, position
-            passed += len(listed)
-        raise IndexError(self.step)
+        call, index = self.at
+        return self.role, self.role.block_table[self.calls[call].block], index, call
 
 
 class _Run:
-    """Programs, the queues of their streams, and who has reached which exchange."""
+    """Programs, the lines of their streams, and who has reached which exchange."""
 
-    def __init__(self, roles: Sequence[Role], actions: Sequence[dict[str, list[_Action]]]) -> None:
-        self.queues: dict[tuple[int, str], int] = {}  # (stage, stream or end of a channel) -> number
-        self.names: dict[str, int] = {}  # of exchanges: group or channel
-        self.members: list[int] = []  # of the exchanges of a name, how many
-        self.tokens: dict[str, int] = {}
-        self.programs = [
-            _Program(role, listed, {b.name: [self._row(role, b, a) for a in listed[b.name]] for b in role.blocks})
-            for role, listed in zip(roles, actions, strict=True)
-        ]
-        self.lines: list[deque[int]] = [deque() for _ in self.queues]
-        self.ends = [self._other_end(stage, name) for stage, name in self.queues]
-        self.issued = [0] * len(self.queues)  # exchanges of an end
+    def __init__(self, roles: Sequence[Role], numbers: _Numbers) -> None:
+        self.numbers, self.members = numbers, list(map(len, numbers.members))
+        self.programs = [_Program(role, rows) for role, rows in zip(roles, numbers.rows, strict=True)]
+        self.lines: list[deque[int]] = [deque() for _ in numbers.lines]
+        self.issued = [0] * len(numbers.ends)  # exchanges of an end
         self.arrived: dict[int, list[int]] = {}
         self.done: set[int] = {_NEVER}
         self.waiting: defaultdict[int, list[_Program]] = defaultdict(list)
 
-    def _row(self, role: Role, block: Block, action: _Action) -> tuple[int, int, int, int]:
-        token = (self.tokens.setdefault(action.token, len(self.tokens)) + 1) * _MANY
-        place = (*block.parameters, action.symbol).index(action.symbol)
-        if not action.queue:
-            return -1, -1, token, place
-        if action.exchange not in self.names:
-            self.names[action.exchange] = len(self.names)
-            self.members.append(len(action.members))
-        queue = self.queues.setdefault((role.pipeline, action.queue), len(self.queues))
-        return queue, self.names[action.exchange], token, place
-
-    def _other_end(self, stage: int, name: str) -> int:
-        """The queue at the other end of a channel; of the queue of a stream, and where there is nobody, -1."""
-        ends = [int(end) for end in name.split(" ")[0].split("->")] if not name.startswith(STREAM) else []
-        return next((self.queues.get((end, name), -1) for end in ends if end != stage), -1)
-
     def go_on(self, order: str) -> list[_Program]:
         """Runs an order to its end, from where those that it begins with have ended; the programs that are blocked."""
         for program in self.programs:
-            program.go_on(program.role.order(order))
+            calls = program.role.order(order)
+            program.rest = chain(program.rest, self.steps(program, calls, len(program.calls)))
+            program.calls = calls
         self.ready = [program for program in self.programs if program.blocked is None]
         while self.ready:
             self.advance(self.ready.pop())
@@ -187,44 +199,50 @@ class _Run:
 
     def advance(self, program: _Program) -> None:
         """Runs a program until it blocks or ends."""
-        steps, queues, done, ends, issued = program.steps, program.queues, self.done, self.ends, self.issued
         program.blocked = None
-        for step in range(program.step, len(steps)):
-            exchange, queue = steps[step], queues[step]
-            if queue >= 0:
-                issued[queue] = number = issued[queue] + 1
-                if ends[queue] < 0:
-                    self.queue(queue, exchange)
-                elif number <= issued[ends[queue]]:
-                    self.happen(exchange)
-            elif exchange not in done:
-                program.step, program.blocked = step, exchange
-                self.waiting[exchange].append(program)
-                return
-        program.step = len(steps)
+        next(program.rest, None)
+        if program.blocked is not None:
+            self.waiting[program.blocked].append(program)
+
+    def steps(self, program: _Program, calls: tuple[BlockCall, ...], first: int) -> Iterator[None]:
+        """Goes through calls of a program, and halts wherever that is blocked."""
+        rows, pending, issued, done = program.rows, program.issued, self.issued, self.done
+        for position, (block, arguments) in enumerate(calls[first:], first):
+            for end, exchange, token, place, other in rows[block]:
+                register = token + (arguments[place] if place >= 0 else -1)
+                if end < 0:
+                    waited = pending.get(register, _NEVER)
+                    if waited not in done:
+                        program.blocked, program.at = waited, (position, exchange)
+                        yield
+                    continue
+                number = issued[end]
+                issued[end] = number + 1
+                pending[register] = exchange + number
+                if other < 0:
+                    self.queue(-1 - other, exchange + number)
+                elif number < issued[other]:
+                    self.happen(exchange + number)
 
     def happen(self, exchange: int) -> None:
         self.done.add(exchange)
         if exchange in self.waiting:
             self.ready += self.waiting.pop(exchange)
 
-    def queue(self, queue: int, exchange: int) -> None:
-        line = self.lines[queue]
-        line.append(exchange)
-        if len(line) == 1:
-            self.arrive(queue)
+    def queue(self, line: int, exchange: int) -> None:
+        self.lines[line].append(exchange)
+        if len(self.lines[line]) == 1:
+            self.arrive(line)
 
-    def arrive(self, queue: int) -> None:
-        """The head of a queue has reached its exchange; when all members have, it happens and the queues move on."""
-        lines, arrived, heads = self.lines, self.arrived, [queue]
+    def arrive(self, line: int) -> None:
+        """The head of a line has reached its exchange; when all members have, it happens and the lines move on."""
+        lines, arrived, heads = self.lines, self.arrived, [line]
         while heads:
             head = heads.pop()
             exchange = lines[head][0]
-            there = arrived.get(exchange)
-            if there is None:
-                there = arrived[exchange] = []
+            there = arrived.setdefault(exchange, [])
             there.append(head)
-            if len(there) >= self.members[exchange // _MANY]:
+            if len(there) >= self.members[exchange // self.numbers.many]:
                 del arrived[exchange]
                 self.happen(exchange)
                 for other in there:
@@ -235,26 +253,16 @@ class _Run:
 
 def _holds_up(run: _Run, program: _Program) -> int:
     """The stage that a blocked program waits for: a member that has not reached the exchange."""
-    exchange = program.blocked
+    exchange, numbers = program.blocked, run.numbers
     assert exchange is not None
-    stages = [stage for stage, _ in run.queues]
-    there = {stages[queue] for queue in run.arrived.get(exchange, [])}
-    there |= {stages[queue] for queue in _ends(run, exchange) if run.issued[queue] > exchange % _MANY}
-    for stage, line in zip(stages, run.lines, strict=True):
-        if stage not in there and exchange in line:
+    reached = run.arrived.get(exchange, [])
+    for (stage, _), line in numbers.lines.items():
+        if line not in reached and exchange in run.lines[line]:
             return stage  # issued there, but behind something else
-    ends = _named(run, exchange).split(" ")[0].split("->")
-    members = [int(e) for e in ends] if len(ends) == 2 else [p.role.pipeline for p in run.programs]
-    return next((s for s in members if s not in there and s != program.role.pipeline), program.role.pipeline)
-
-
-def _ends(run: _Run, exchange: int) -> list[int]:
-    """Queues at the ends of a channel."""
-    return [queue for (_, name), queue in run.queues.items() if name == _named(run, exchange)]
-
-
-def _named(run: _Run, exchange: int) -> str:
-    return list(run.names)[exchange // _MANY]
+    name, number = numbers.named(exchange), exchange % numbers.many
+    there = {stage for (stage, named), end in numbers.ends.items() if named == name and run.issued[end] > number}
+    own, members = program.role.pipeline, numbers.members[exchange // numbers.many]
+    return next((stage for stage in members if stage not in there and stage != own), own)
 
 
 def _deadlock(run: _Run, blocked: list[_Program]) -> Finding:
@@ -271,8 +279,8 @@ def _deadlock(run: _Run, blocked: list[_Program]) -> Finding:
         role, block, index, _ = table[member].place()
         exchange = table[member].blocked
         assert exchange is not None
-        text, number = " ".join(block.instructions[index].reads), exchange % _MANY
-        named = f"number {number} of {_named(run, exchange)}"
+        text, number = " ".join(block.instructions[index].reads), exchange % run.numbers.many
+        named = f"number {number} of {run.numbers.named(exchange)}"
         parts.append(f"stage {role.pipeline} waits at {block.name}[{index}] for {text} ({named})")
     end = "which waits for the first" if stage in path else f"and stage {stage} has ended without it"
     return at("T730", "deadlock: " + "; ".join(parts) + f", {end}", *table[cycle[0]].place())
@@ -282,9 +290,10 @@ def progress(plan: Plan) -> list[Finding]:
     """Findings of proof (c): at most one deadlock for each order."""
     findings = found_alike(plan, lambda likes: [f for k in likes if k.first is k.role for f in ring_progress(k.role)])
     actions = _actions(plan, plan.alike)
+    numbers = _Numbers(plan.roles, actions)
     runs: dict[str, _Run] = {}
     for order, before in legs(plan.roles):
-        run = runs[order] = runs.get(before) or _Run(plan.roles, actions)
+        run = runs[order] = runs.get(before) or _Run(plan.roles, numbers)
         blocked = run.go_on(order)
         if blocked:
             findings.append(_deadlock(run, blocked))
