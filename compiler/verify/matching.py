@@ -25,7 +25,7 @@ _TRANSFER = frozenset(n for n, row in OPCODES.items() if row.kind == "transfer")
 Place = tuple[Role, Block, int, int]  # role, block, index, call
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Event:
     """A collective across programs, or one end of a transfer, as it stands in a block."""
 
@@ -110,60 +110,74 @@ Channel = tuple[int, int, str]  # sender, receiver, stream
 _BATCHES = 1 << 32  # more than there are micro-batches
 
 
-class _Program:
-    """What one role issues in an order, as far as it was gone through: its collectives across programs, and its end of
-    each channel as numbers that stand for a register and a micro-batch (-1: none)."""
+class _Ends:
+    """What a role's blocks exchange: per block a row for each event, with the number of its end of a channel (-1: a
+    collective), the number of its register (of a collective, its place among the events), and the place of its
+    micro-batch among the arguments (-1: it has none)."""
 
     def __init__(self, role: Role, events: dict[str, list[_Event]], bases: dict[str, int]) -> None:
         self.role, self.events = role, events
-        self.calls: tuple[BlockCall, ...] = ()
-        self.collectives: list[tuple[_Event, int, Place]] = []
-        self.ends: tuple[dict[Channel, list[int]], dict[Channel, list[int]]] = ({}, {})  # sent, received
-        self.rows = {b.name: self._row(b, events.get(b.name, []), bases) for b in role.blocks}
+        self.numbers: dict[tuple[Channel, bool], int] = {}  # (channel, whether it receives)
+        self.rows: dict[str, list[tuple[int, int, int]]] = {name: [] for name in role.block_table}
+        for name, listed in events.items():
+            parameters = role.block_table[name].parameters
+            self.rows[name] = [self._row(parameters, n, event, bases) for n, event in enumerate(listed)]
 
-    def _row(self, block: Block, events: list[_Event], bases: dict[str, int]) -> list[tuple[list[int], int, int]]:
-        """Per transfer of a block: its end of a channel, the number of its register, the place of its micro-batch among
-        the arguments."""
-        found = []
-        for event in events:
-            if event.instruction.opcode in _TRANSFER:
-                end = self.ends[event.instruction.opcode == "recv"].setdefault(self.channel(event), [])
-                base = bases.setdefault(str(event.signature[0]), len(bases) + 1) * _BATCHES
-                found.append((end, base, (*block.parameters, event.symbol).index(event.symbol)))
-        return found
+    def _row(
+        self, parameters: tuple[str, ...], number: int, event: _Event, bases: dict[str, int]
+    ) -> tuple[int, int, int]:
+        place = parameters.index(event.symbol) if event.symbol in parameters else -1
+        if event.instruction.opcode in _COLLECTIVE:
+            return -1, number, place
+        end = (self.channel(event), event.instruction.opcode == "recv")
+        base = bases.setdefault(str(event.signature[0]), len(bases) + 1) * _BATCHES
+        return self.numbers.setdefault(end, len(self.numbers)), base, place
 
     def channel(self, event: _Event) -> Channel:
         stage, peer = self.role.pipeline, int(str(event.signature[1]))
         ends = (stage, peer) if event.instruction.opcode == "send" else (peer, stage)
         return (*ends, event.instruction.stream)
 
+
+class _Program:
+    """What one role issues in an order, as far as it was gone through: its collectives across programs, and what passes
+    each of its ends as numbers that stand for a register and a micro-batch (-1: none)."""
+
+    def __init__(self, ends: _Ends) -> None:
+        self.role, self.ends = ends.role, ends
+        self.calls: tuple[BlockCall, ...] = ()
+        self.collectives: list[tuple[_Event, int, Place]] = []
+        self.passed: list[list[int]] = [[] for _ in ends.numbers]
+
     def go_on(self, calls: tuple[BlockCall, ...]) -> None:
         """Goes through an order that begins with what was gone through."""
-        rows, first = self.rows, len(self.calls)
-        crossing = {name for name, listed in self.events.items() if len(listed) > len(rows[name])}
-        for position, call in enumerate(calls[first:], first):
-            block, arguments = call
+        rows, passed, first = self.ends.rows, self.passed, len(self.calls)
+        for position, (block, arguments) in enumerate(calls[first:], first):
             for end, base, place in rows[block]:
-                end.append(base + (arguments[place] if place < len(arguments) else -1))
-            if block in crossing:
-                self.collectives += self._collectives(position, call)
+                batch = arguments[place] if place >= 0 else -1
+                if end >= 0:
+                    passed[end].append(base + batch)
+                else:
+                    self.collect(position, block, self.ends.events[block][base], batch)
         self.calls = calls
 
-    def _collectives(self, position: int, call: BlockCall) -> Iterator[tuple[_Event, int, Place]]:
-        block = self.role.block_table[call.block]
-        arguments = dict(zip(block.parameters, call.arguments, strict=True))
-        for event in self.events[call.block]:
-            if event.instruction.opcode in _COLLECTIVE:
-                yield event, arguments.get(event.symbol, -1), (self.role, block, event.index, position)
+    def collect(self, position: int, block: str, event: _Event, batch: int) -> None:
+        place = (self.role, self.role.block_table[block], event.index, position)
+        self.collectives.append((event, batch, place))
+
+    def end(self, channel: Channel, receives: bool) -> list[int]:
+        """What passes an end, by number."""
+        number = self.ends.numbers.get((channel, receives))
+        return [] if number is None else self.passed[number]
 
     def transfers(self, channel: Channel, receives: bool) -> Iterator[tuple[str, int, Place]]:
         """What passes one end of a channel, in order: register, micro-batch and place."""
         for position, call in enumerate(self.calls):
             block = self.role.block_table[call.block]
             arguments = dict(zip(block.parameters, call.arguments, strict=True))
-            for event in self.events.get(call.block, ()):
+            for event in self.ends.events.get(call.block, ()):
                 opcode = event.instruction.opcode
-                if opcode in _TRANSFER and (opcode == "recv") == receives and self.channel(event) == channel:
+                if opcode in _TRANSFER and (opcode == "recv") == receives and self.ends.channel(event) == channel:
                     batch, place = arguments.get(event.symbol, -1), (self.role, block, event.index, position)
                     yield str(event.signature[0]), batch, place
 
@@ -251,10 +265,9 @@ def _cycle(after: dict[tuple[str, int], set[tuple[str, int]]]) -> set[tuple[str,
 def _transfers(programs: dict[int, _Program]) -> list[Finding]:
     """Channel by channel, in order: the same register of the same micro-batch, one type."""
     found: list[Finding] = []
-    nothing: list[int] = []
-    for channel in dict.fromkeys(c for p in programs.values() for end in p.ends for c in end):
+    for channel in dict.fromkeys(channel for program in programs.values() for channel, _ in program.ends.numbers):
         sender, receiver = programs[channel[0]], programs[channel[1]]
-        if sender.ends[0].get(channel, nothing) != receiver.ends[1].get(channel, nothing):
+        if sender.end(channel, False) != receiver.end(channel, True):
             found.append(_unequal(channel, sender, receiver))
     return found
 
@@ -285,10 +298,10 @@ def matching(plan: Plan) -> list[Finding]:
     if findings:
         return findings[:MOST]
     bases: dict[str, int] = {}
+    ends = {role.pipeline: _Ends(role, events[role.pipeline], bases) for role in plan.roles}
     walked: dict[str, dict[int, _Program]] = {}
     for order, before in legs(plan.roles):
-        new = {role.pipeline: _Program(role, events[role.pipeline], bases) for role in plan.roles} if not before else {}
-        programs = walked[order] = walked.get(before) or new
+        programs = walked[order] = walked.get(before) or {stage: _Program(found) for stage, found in ends.items()}
         for program in programs.values():
             program.go_on(program.role.order(order))
         findings += _collectives(plan, programs) + _transfers(programs)
