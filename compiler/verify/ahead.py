@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from titan.compiler.plan.alike import Like
 from titan.compiler.plan.instruction import Instruction
 from titan.compiler.plan.listing import distinct
 from titan.compiler.plan.program import BEGUN, BlockCall, Bucket, Plan, Role
-from titan.compiler.verify.findings import Finding
+from titan.compiler.verify.findings import Finding, found_alike
 
 ORDERS = ("body", "check", "update", "undo")
 KEPT = 3  # parameters (or masters) and two moments
@@ -16,24 +17,49 @@ KEPT = 3  # parameters (or masters) and two moments
 
 def ahead(plan: Plan) -> list[Finding]:
     """Nothing to prove for a plan that waits for its norms."""
-    return [Finding("T745", message, role.pipeline) for role in plan.roles for message in _role(plan, role)]
+    if not any(set(ORDERS) & {name for name, _ in role.orders} for role in plan.roles):
+        return []
+    return found_alike(plan, lambda likes: _roles(plan, likes))
+
+
+def _roles(plan: Plan, likes: tuple[Like, ...]) -> list[Finding]:
+    """Of roles that are alike and call the same blocks one is looked at."""
+    known: set[tuple[object, ...]] = set()
+    found: list[Finding] = []
+    for like in likes:
+        role, called = like.role, _called(like)
+        if called not in known:
+            known.add(called)
+            found += (Finding("T745", message, role.pipeline) for message in _role(plan, role))
+    return found
+
+
+def _called(like: Like) -> tuple[object, ...]:
+    """All that is looked at of the orders of a role, in blocks of the one that stands for it."""
+    orders, blocks = dict(like.role.orders), {name: block.name for name, block in like.blocks.items()}
+    train, body = orders["train"], orders.get("body", ())
+    listed = (train[len(body) :], *(orders.get(name, ()) for name in ORDERS[1:]))
+    turns = [tuple(blocks[call.block] for call in calls) for calls in listed]
+    in_body = frozenset(blocks[name] for name in {name for name, _ in body})
+    return (like.first.pipeline, *orders, body == train[: len(body)], in_body, *turns)
 
 
 def _role(plan: Plan, role: Role) -> list[str]:
     names = {name for name, _ in role.orders}
     there = names & set(ORDERS)
     if not there:
-        return [] if not any(set(ORDERS) & {n for n, _ in r.orders} for r in plan.roles) else ["lacks steps ahead"]
+        return ["lacks steps ahead"]
     if there != set(ORDERS):
         return [f"steps ahead need the orders {', '.join(ORDERS)}, here are {', '.join(sorted(there))}"]
     found = _orders(role)
+    update, undo = (_program(role, role.order(order)) for order in ("update", "undo"))
     kept = {b.name: b.elements for b in role.buffers}
     for bucket in (b for b in plan.buckets if role.pipeline in b.homes):
         elements = KEPT * bucket.local("o", plan.shard_degree(bucket))
         if kept.get(f"k.{bucket.name}") != elements:
             found.append(f"k.{bucket.name} must keep {elements} elements to take a step back")
-        found += _bucket(role, bucket, "update", "ahead", (f"g.{bucket.name}",), "pok")
-        found += _bucket(role, bucket, "undo", "undo", (f"k.{bucket.name}",), "po")
+        found += _bucket(update, bucket, "update", "ahead", (f"g.{bucket.name}",), "pok")
+        found += _bucket(undo, bucket, "undo", "undo", (f"k.{bucket.name}",), "po")
     return found
 
 
@@ -76,10 +102,11 @@ def _same_order(tail: list[Instruction], looked: list[Instruction]) -> bool:
     return True
 
 
-def _bucket(role: Role, bucket: Bucket, order: str, moment: str, reads: tuple[str, ...], kinds: str) -> list[str]:
+def _bucket(
+    program: list[Instruction], bucket: Bucket, order: str, moment: str, reads: tuple[str, ...], kinds: str
+) -> list[str]:
     """One step, then the gradients are cleared, then updated shards are gathered where the exact step does it."""
     name = bucket.name
-    program = [i for call in role.order(order) for i in role.block_table[call.block].instructions]
     mine = [i for i in program if any(u.partition(".")[2] == name for u in i.updates)]
     steps = [i for i in mine if i.opcode == "optimizer_step"]
     wanted = tuple(f"{kind}.{name}" for kind in kinds)

@@ -12,7 +12,7 @@ from dataclasses import field
 
 from titan.compiler.plan.alike import Like
 from titan.compiler.plan.frozen import dataclass
-from titan.compiler.plan.program import Plan, Role
+from titan.compiler.plan.program import Block, Plan, Role
 from titan.compiler.plan.segment import bind, parse_unit
 from titan.compiler.verify.ahead import ahead
 from titan.compiler.verify.findings import MOST, Finding, at, found_alike
@@ -22,7 +22,7 @@ from titan.compiler.verify.micro_batch import evaluate_flow, forward_graph, trai
 from titan.compiler.verify.piece import Piece
 from titan.compiler.verify.rings import bare
 from titan.compiler.verify.threads import take_apart
-from titan.compiler.verify.updates import Step, block_places, train_step
+from titan.compiler.verify.updates import Step, noted, train_step, turns
 from titan.compiler.verify.whole import whole
 
 
@@ -40,49 +40,65 @@ class _Program:
         """What runs forward in a kind of micro-batch, by the names of this role."""
         return list(map(self.like.renaming.name, self.flows[number].forwards))
 
+    def forward(self) -> dict[int, int]:
+        """For each kind of micro-batch the first one that is the same in forward: no role has many."""
+        flows = self.flows.items()
+        return {
+            number: next(n for n, f in flows if f.losses == flow.losses and f.forwards.keys() == flow.forwards.keys())
+            for number, flow in flows
+        }
+
+
+class _Pieces:
+    """Pieces of the blocks of roles that are alike, by what they do: those that do the same have one number."""
+
+    def __init__(self, role: Role) -> None:
+        self.pieces: list[Piece] = []
+        self.numbers = {block.name: self._numbers(block) for block in role.blocks}
+
+    def _numbers(self, block: Block) -> tuple[int, ...]:
+        """Those of a block, by parameter; none where it does nothing."""
+        pieces = [Piece(block, symbol) for symbol in block.parameters]
+        return tuple(map(self._number, pieces)) if any(piece.does for piece in pieces) else ()
+
+    def _number(self, piece: Piece) -> int:
+        number = next((n for n, other in enumerate(self.pieces) if other.does == piece.does), len(self.pieces))
+        if number == len(self.pieces):
+            self.pieces.append(piece)
+        return number
+
 
 class _Follower:
-    """Follows one micro-batch of each kind through an order of roles that are alike: those that run the same blocks are
-    of one kind, and those for which other blocks do the same."""
+    """Follows one micro-batch of each kind through an order of roles that are alike: those for which the same is done
+    are of one kind, by whatever blocks."""
 
-    def __init__(self, plan: Plan, role: Role, order: str) -> None:
-        self.plan, self.role, self.order = plan, role, order
-        self.known: dict[tuple[int, ...], int] = {}  # pieces by number
-        self.done: list[list[object]] = []  # by each flow
+    def __init__(self, plan: Plan, role: Role, order: str, pieces: _Pieces) -> None:
+        self.plan, self.role, self.order, self.pieces = plan, role, order, pieces
+        self.known: dict[tuple[int, ...], int] = {}  # kinds by the numbers of their pieces
         self.flows: list[Flow] = []
-        self.pieces = [Piece(block, symbol) for block in role.blocks for symbol in block.parameters]
-        numbers = iter(range(len(self.pieces)))
-        self.numbers = {block.name: tuple(next(numbers) for _ in block.parameters) for block in role.blocks}
 
     def follow(self, like: Like) -> _Program:
         found = _Program(like, self.order)
         batches: defaultdict[int, list[int]] = defaultdict(list)
-        numbers = {name: self.numbers[block.name] for name, block in like.blocks.items()}
+        numbers = {name: self.pieces.numbers[block.name] for name, block in like.blocks.items()}
         take_apart(like.role.order(self.order), numbers, batches)
-        kinds: dict[tuple[int, ...], int] = {}
-        for batch, listed in batches.items():
-            kind = tuple(sorted(listed))
-            if kind not in kinds:
-                kinds[kind] = self.number(tuple(listed))
-            found.kinds[batch] = kinds[kind]
+        listed = dict(zip(batches, map(tuple, batches.values()), strict=True))
+        kinds = {pieces: self.number(pieces) for pieces in dict.fromkeys(listed.values())}
+        found.kinds = {batch: kinds[pieces] for batch, pieces in listed.items()}
         found.flows = {number: self.flows[number] for number in kinds.values()}
         return found
 
     def number(self, listed: tuple[int, ...]) -> int:
-        """The number of the flow of these pieces, in this order."""
+        """The kind of a micro-batch that meets these pieces, in this order."""
         if listed not in self.known:
-            pieces = tuple(self.pieces[number] for number in listed)
-            does = [what for piece in pieces for what in piece.does]
-            number = self.known[listed] = next(
-                (n for n, other in enumerate(self.done) if other == does), len(self.done)
-            )
-            if number == len(self.done):
-                check = train_flow if self.order == "train" else evaluate_flow
-                flow = check(self.plan, self.role, pieces)
-                flow.findings += whole(self.plan, self.role, pieces)
-                self.done.append(does)
-                self.flows.append(flow)
+            self.known[listed] = len(self.flows)
+            self.flows.append(self.flow(tuple(self.pieces.pieces[number] for number in listed)))
         return self.known[listed]
+
+    def flow(self, pieces: tuple[Piece, ...]) -> Flow:
+        flow = (train_flow if self.order == "train" else evaluate_flow)(self.plan, self.role, pieces)
+        flow.findings += whole(self.plan, self.role, pieces)
+        return flow
 
 
 def _covered(plan: Plan, program: _Program) -> list[Finding]:
@@ -111,11 +127,14 @@ def _covered(plan: Plan, program: _Program) -> list[Finding]:
 def _everywhere(plan: Plan, programs: list[_Program]) -> list[Finding]:
     """Over all roles every micro-batch runs the same segments, each once, and adds to the loss once."""
     count = int(plan.setting("train.micro_batches") or 0)
-    units = {(at, number): p.units(number) for at, p in enumerate(programs) for number in p.flows}
+    same = [program.forward() for program in programs]
+    units = {(at, number): p.units(number) for at, p in enumerate(programs) for number in {*same[at].values()}}
     everything = {unit for listed in units.values() for unit in listed}
     seen: set[tuple[int, ...]] = set()
     for batch in range(count):
-        kinds = tuple(program.kinds.get(batch, -1) for program in programs)
+        kinds = tuple(
+            known.get(program.kinds.get(batch, -1), -1) for program, known in zip(programs, same, strict=True)
+        )
         if kinds in seen:
             continue
         seen.add(kinds)
@@ -206,9 +225,11 @@ class _Kind:
 
     def __init__(self, plan: Plan, role: Role) -> None:
         self.plan = plan
-        self.followers = [_Follower(plan, role, order) for order in ("train", "evaluate")]
+        pieces = _Pieces(role)
+        self.followers = [_Follower(plan, role, order, pieces) for order in ("train", "evaluate")]
         self.covered: set[tuple[object, ...]] = set()
         self.stepped: set[tuple[object, ...]] = set()
+        self.noted = {block.name for block in role.blocks if noted(block)}
 
     def flows(self, train: _Program, evaluate: _Program) -> list[Finding]:
         """Findings of the flows of one role, where another had others."""
@@ -221,17 +242,18 @@ class _Kind:
 
     def steps(self, like: Like) -> list[Finding]:
         """Findings of the buffers of one role, where the blocks of another ran in another order."""
-        key = tuple(_turns(like, order) for order in ("train", "evaluate"))
+        key = tuple(self.turns(like, order) for order in ("train", "evaluate"))
         if key in self.stepped:
             return []
         self.stepped.add(key)
         return _steps(self.plan, like.role)
 
-
-def _turns(like: Like, order: str) -> tuple[str, ...]:
-    """Blocks in turn, at the places that count for the buffers of a step."""
-    places = [(at, like.blocks[name].name) for name, listed in block_places(like.role, order).items() for at in listed]
-    return tuple(name for _, name in sorted(places))
+    def turns(self, like: Like, order: str) -> tuple[str, ...]:
+        """Blocks that have to do with the buffers of a step, in turn."""
+        table = {name: block.name for name, block in like.blocks.items() if block.name in self.noted}
+        called = [table[block] for block, _ in like.role.order(order) if block in table]
+        places = [(at, name) for name, listed in turns(like.first, called).items() for at in listed]
+        return tuple(name for _, name in sorted(places))
 
 
 def gradients(plan: Plan) -> list[Finding]:

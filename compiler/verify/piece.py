@@ -11,6 +11,10 @@ from titan.compiler.plan.program import Block
 from titan.compiler.verify.rings import Exchange, exchanges
 
 USUAL = "i"  # what most blocks call their micro-batch
+_BESIDE = frozenset(  # what makes no value and no gradient of a micro-batch
+    ("wait", "free", "offload", "prefetch", "watermark", "report", "grad_norm", "optimizer_step", "zero_grad")
+)
+_ON_BUFFER = frozenset(("unshard", "reduce_grad"))  # neither does this where no register is read
 
 
 @dataclass(frozen=True)
@@ -22,8 +26,12 @@ class Piece:
 
     @cached_property
     def instructions(self) -> list[tuple[int, Instruction]]:
-        """Those of one micro-batch: all of a block, or its half of a pair."""
-        listed = list(enumerate(self.block.instructions))
+        """Those that make values or gradients of one micro-batch: of all of a block, or of its half of a pair."""
+        listed = [
+            (n, i)
+            for n, i in enumerate(self.block.instructions)
+            if i.opcode not in _BESIDE and (i.reads or i.opcode not in _ON_BUFFER)
+        ]
         if len(self.block.parameters) < 2:
             return listed
         mark = (f":{self.symbol}", f":{self.symbol}?")
@@ -36,7 +44,7 @@ class Piece:
 
     @cached_property
     def does(self) -> list[object]:
-        """What is done for the micro-batch, whatever it is called and beside whatever else: instructions, and what
+        """What is done for the micro-batch, whatever it is called and beside whatever else: its instructions, and what
         exchanges of a ring pass on."""
         found: list[object] = []
         for index, instruction in self.instructions:

@@ -59,12 +59,10 @@ class Step:
         return Event((len(calls) - 1, index), block, block.instructions[index])
 
     def collect(self) -> Step:
-        places = block_places(self.role, self.order)
-        for name, positions in places.items():
+        called = [block for block, _ in self.role.order(self.order)]
+        for name, positions in turns(self.role, called).items():
             block = self.role.block_table[name]
-            for index, instruction in enumerate(block.instructions):
-                if instruction.opcode in _PASSING or _of_batch(instruction):
-                    continue
+            for index, instruction in noted(block):
                 for position in positions:
                     self.note(Event((position, index), block, instruction))
         for events in (*self.events.values(), *self.made.values(), *self.others.values()):
@@ -96,10 +94,15 @@ class Step:
                 self.made.setdefault(base_name(name), []).append(event)
 
 
-def block_places(role: Role, order: str) -> dict[str, list[int]]:
-    """Where an order calls each of its blocks, as far as buffers of a step are concerned: of blocks that run for
-    micro-batches the first and the last call."""
-    called = [call.block for call in role.order(order)]
+def noted(block: Block) -> list[tuple[int, Instruction]]:
+    """The instructions of a block that may have to do with the buffers of a step."""
+    listed = enumerate(block.instructions)
+    return [(index, i) for index, i in listed if i.opcode not in _PASSING and not _of_batch(i)]
+
+
+def turns(role: Role, called: list[str]) -> dict[str, list[int]]:
+    """Where each of the blocks that are called has its turn, as far as buffers of a step are concerned: of blocks that
+    run for micro-batches the first and the last."""
     last = dict(zip(called, range(len(called)), strict=True))
     first = dict(zip(reversed(called), range(len(called) - 1, -1, -1), strict=True))
     found = {name: sorted({first[name], last[name]}) for name in dict.fromkeys(called)}
