@@ -5,7 +5,7 @@ The other proofs rest on it: they look names up without asking.
 
 from __future__ import annotations
 
-from operator import attrgetter
+from operator import itemgetter
 
 from titan.compiler.plan.instruction import (
     BACK,
@@ -18,14 +18,15 @@ from titan.compiler.plan.instruction import (
     type_name,
 )
 from titan.compiler.plan.opcodes import OPCODES
-from titan.compiler.plan.program import Plan, Role
+from titan.compiler.plan.program import Block, Plan, Role
 from titan.compiler.plan.segment import TIERS, bind, parse_unit
 from titan.compiler.verify.findings import Finding, at, found_alike
 from titan.compiler.verify.threads import legs
 
-_BLOCK, _GIVEN = attrgetter("block"), attrgetter("arguments")
+_BLOCK, _GIVEN = itemgetter(0), itemgetter(1)  # of a call
 _GROUPED = ("collective", "transfer")
 _IN_PLACE = ("unshard", "reduce_grad")
+_COPIES = frozenset(name for name, row in OPCODES.items() if row.kind == "host")
 _REQUIRED = {
     "all_gather": ("dim",),
     "reduce_scatter": ("dim",),
@@ -84,6 +85,19 @@ class _Names:
         self.known: dict[str, bool] = {}
         self.groups: dict[str, bool] = {}
         self.units: dict[str, str] = {}
+        self.forms: set[tuple[object, ...]] = set()  # those that are right, of instructions without attributes
+
+    def form(self, i: Instruction) -> str:
+        """What is wrong with an instruction's own form, or ""."""
+        if i.attributes or i.opcode in _COPIES:
+            return _form(i)
+        form = (i.opcode, len(i.writes), len(i.reads), len(i.updates), not i.group, not i.stream)
+        if form not in self.forms:
+            wrong = _form(i)
+            if wrong:
+                return wrong
+            self.forms.add(form)
+        return ""
 
     def register(self, name: str) -> bool:
         if name not in self.known:
@@ -145,7 +159,7 @@ def _form(instruction: Instruction) -> str:
     if bool(instruction.group) != (row.kind in _GROUPED or instruction.opcode in _IN_PLACE):
         return f"{instruction.opcode} names {'no group' if not instruction.group else 'a group'}"
     given = dict(instruction.attributes)
-    if row.kind == "host":
+    if instruction.opcode in _COPIES:
         return _copy(instruction)
     if instruction.opcode == "optimizer_step":
         wanted = _STEPS.get(str(given.get("moment", "")))
@@ -178,42 +192,60 @@ def _copy(instruction: Instruction) -> str:
     return "" if right else f"`{written}` is no copy of `{read}`"
 
 
-def _instruction(instruction: Instruction, names: _Names, buffers: set[str], symbols: set[str]) -> str:
-    wrong = _form(instruction)
-    if wrong:
-        return wrong
-    if instruction.row.unit:
-        wrong = names.unit(instruction.unit)
+class _Checker:
+    """Instructions of one role. What was found right is remembered: forms, and names as they are written and read."""
+
+    def __init__(self, role: Role, names: _Names) -> None:
+        self.role, self.names = role, names
+        self.buffers = {buffer.name for buffer in role.buffers}
+        self.right: dict[tuple[str, ...], tuple[set[str], set[str]]] = {}  # by the parameters of a block
+
+    def block(self, block: Block) -> list[Finding]:
+        right, symbols = self.right.setdefault(block.parameters, (set(), set())), {"", *block.parameters}
+        wrong = ((index, self.wrong(i, right, symbols)) for index, i in enumerate(block.instructions))
+        return [at("T701", message, self.role, block, index) for index, message in wrong if message]
+
+    def wrong(self, i: Instruction, right: tuple[set[str], set[str]], symbols: set[str]) -> str:
+        """What is wrong with an instruction, or ""."""
+        names, (written, read) = self.names, right
+        wrong = names.form(i) or (names.unit(i.unit) if i.row.unit else "")
         if wrong:
             return wrong
-    if instruction.group and not names.group(instruction.group):
-        return f"there is no group `{instruction.group}` in this mesh"
-    for name in (*instruction.writes, *instruction.reads):
-        symbol = name.rstrip("?").partition(":")[2]
-        if name in buffers:
-            if name in instruction.writes:
-                return f"buffer `{name}` is written as a register"
-        elif not names.register(name):
-            return f"`{name}` is neither a typed register nor a buffer of this role"
-        elif symbol not in symbols:
-            return f"`{name}` has micro-batch `{symbol}`, which is no parameter of the block"
-    for name in instruction.updates:
-        held = name.startswith(("dw.", STATE)) and names.register(name) and name.partition(":")[2] in symbols
-        if name not in buffers and not held:
-            return f"`{name}` is no buffer of this role"
-    return ""
+        if i.group and not names.group(i.group):
+            return f"there is no group `{i.group}` in this mesh"
+        if not written.issuperset(i.writes):
+            wrong = self.operands(i.writes, written, symbols, True)
+        if not (wrong or read.issuperset(i.reads)):
+            wrong = self.operands(i.reads, read, symbols, False)
+        return wrong if wrong or self.buffers.issuperset(i.updates) else self.updates(i.updates, symbols)
+
+    def operands(self, given: tuple[str, ...], right: set[str], symbols: set[str], written: bool) -> str:
+        for name in given:
+            if name in self.buffers:
+                if written:
+                    return f"buffer `{name}` is written as a register"
+            elif not self.names.register(name):
+                return f"`{name}` is neither a typed register nor a buffer of this role"
+            elif _symbol(name) not in symbols:
+                return f"`{name}` has micro-batch `{_symbol(name)}`, which is no parameter of the block"
+            right.add(name)
+        return ""
+
+    def updates(self, given: tuple[str, ...], symbols: set[str]) -> str:
+        for name in given:
+            held = name.startswith(("dw.", STATE)) and self.names.register(name) and name.partition(":")[2] in symbols
+            if name not in self.buffers and not held:
+                return f"`{name}` is no buffer of this role"
+        return ""
+
+
+def _symbol(name: str) -> str:
+    return name.rstrip("?").partition(":")[2]
 
 
 def _blocks(role: Role, names: _Names) -> list[Finding]:
-    found: list[Finding] = []
-    buffers = {buffer.name for buffer in role.buffers}
-    for block in role.blocks:
-        symbols = {"", *block.parameters}
-        for index, instruction in enumerate(block.instructions):
-            wrong = _instruction(instruction, names, buffers, symbols)
-            if wrong:
-                found.append(at("T701", wrong, role, block, index))
-    return found
+    checker = _Checker(role, names)
+    return [finding for block in role.blocks for finding in checker.block(block)]
 
 
 def _orders(role: Role) -> list[Finding]:
@@ -222,7 +254,7 @@ def _orders(role: Role) -> list[Finding]:
     for name, before in legs((role,)):
         first = len(role.order(before)) if before else 0
         calls = role.order(name)[first:]
-        if all(table.get(block) == n for block, n in set(zip(map(_BLOCK, calls), map(len, map(_GIVEN, calls))))):
+        if list(map(table.get, map(_BLOCK, calls))) == list(map(len, map(_GIVEN, calls))):
             continue
         for position, call in enumerate(calls, first):
             if table.get(call.block) != len(call.arguments):
