@@ -19,6 +19,7 @@ from titan.compiler.verify.findings import Finding, at, found_alike, shown, used
 from titan.compiler.verify.rings import bare, filled_up, permutations
 from titan.compiler.verify.updates import Step, _factors, _trace
 
+_Loads = dict[str, list[tuple[int, str, str]]]  # block -> where, which, and for which of its micro-batches
 _KINDS = ("tokens", "labels")
 _READ = (*_KINDS, "starts")  # `starts`: where each token's document begins; as often as operators need it
 
@@ -60,17 +61,16 @@ def _loads(plan: Plan, role: Role) -> list[Finding]:
     ]
 
 
-def _times(plan: Plan, order: str) -> list[Finding]:
+def _times(plan: Plan, order: str, loads: dict[int, _Loads]) -> list[Finding]:
     """Over all roles every micro-batch's tokens and labels are loaded once."""
     count = int(plan.setting("train.micro_batches") or 0)
     read: dict[str, dict[int, int]] = {what: {} for what in _KINDS}
     found = []
-    for role in plan.roles:
-        loads = {block.name: listed for block in role.blocks if (listed := _loaded(block))}
-        loading = ((n, call) for n, call in enumerate(role.order(order)) if call.block in loads) if loads else ()
-        for position, call in loading:
+    for role in (role for role in plan.roles if role.pipeline in loads):
+        mine = loads[role.pipeline]
+        for position, call in ((n, call) for n, call in enumerate(role.order(order)) if call.block in mine):
             block = role.block_table[call.block]
-            for index, what, symbol in loads[call.block]:
+            for index, what, symbol in mine[call.block]:
                 batch = dict(zip(block.parameters, call.arguments, strict=True)).get(symbol, -1)
                 if batch in read[what]:
                     message = f"{what} of micro-batch {batch} are loaded twice in order {order}"
@@ -81,6 +81,21 @@ def _times(plan: Plan, order: str) -> list[Finding]:
         if missing:
             message = f"order {order}: {what} of micro-batch {missing[0]} are not loaded, or not in the plan's {count}"
             found.append(Finding("T750", message, *_somewhere(plan, what)))
+    return found
+
+
+def _loading(plan: Plan) -> dict[int, _Loads]:
+    """By stage and block, where there is any, what is loaded. No layer is in that: of roles that are alike all load
+    what one does."""
+    found: dict[int, _Loads] = {}
+    firsts: dict[int, _Loads] = {}
+    for like in plan.alike:
+        stage = like.first.pipeline
+        if stage not in firsts:
+            firsts[stage] = {block.name: listed for block in like.first.blocks if (listed := _loaded(block))}
+        if firsts[stage]:
+            named = {block.name: name for name, block in like.blocks.items()}
+            found[like.role.pipeline] = {named[block]: listed for block, listed in firsts[stage].items()}
     return found
 
 
@@ -217,4 +232,5 @@ def data(plan: Plan) -> list[Finding]:
     if not 0 <= padding < unit:
         found.append(Finding("T750", f"a sequence is filled up with {padding} places, fewer than {unit} will do"))
     found += found_alike(plan, lambda likes: _roles(plan, likes))
-    return found + _times(plan, "train") + _times(plan, "evaluate") + list(permutations(plan))
+    loads = _loading(plan)
+    return found + _times(plan, "train", loads) + _times(plan, "evaluate", loads) + list(permutations(plan))

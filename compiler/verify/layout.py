@@ -8,6 +8,7 @@ is summed over exactly the factors on which its parameters' gradients are partia
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from titan.compiler.plan.alike import Like
 from titan.compiler.plan.instruction import BACK, Instruction, type_name
@@ -37,6 +38,7 @@ class _Checker:
         self.factors = active(plan.mesh)
         self.keys: dict[str, str] = {}
         self.known: dict[tuple[object, ...], str] = {}
+        self.units: dict[Instruction, str] = {}  # compute instructions, of which blocks have many in common
         self.uses: dict[tuple[str, str], Layout] = {}  # (parameter, segment) -> layout in which it is read
         self.bound: set[str] = set()
 
@@ -47,6 +49,11 @@ class _Checker:
         return found
 
     def unit(self, instruction: Instruction) -> str:
+        if instruction not in self.units:
+            self.units[instruction] = self.computed(instruction)
+        return self.units[instruction]
+
+    def computed(self, instruction: Instruction) -> str:
         name, _ = parse_unit(instruction.unit)
         try:
             wanted = expected(self.plan, instruction)
@@ -307,8 +314,14 @@ def _stored(plan: Plan, checker: _Checker) -> list[Finding]:
     for (name, _), layout in checker.uses.items():
         layouts.setdefault(name, set()).add(tuple(sorted(layout)))
     ends: dict[str, int] = {}
+    known: dict[tuple[object, ...], str] = {}
+    forms = {bucket.name: replace(bucket, name="", elements=0) for bucket in plan.buckets}
     for parameter in sorted(plan.parameters, key=lambda p: (p.bucket, p.offset)):
-        wrong = _parameter(plan, parameter, layouts.get(parameter.name, set()))
+        read = layouts.get(parameter.name, set())
+        form = (parameter.shape, parameter.rows, parameter.tensor, forms[parameter.bucket], *read)
+        if form not in known:
+            known[form] = _parameter(plan, parameter, read)
+        wrong = known[form]
         if parameter.offset < ends.get(parameter.bucket, 0):
             wrong = wrong or "it overlaps another parameter of its bucket"
         ends[parameter.bucket] = parameter.offset + parameter.tensor.elements

@@ -79,8 +79,9 @@ def ring_matching(plan: Plan, role: Role) -> Iterator[Finding]:
 def ring_progress(role: Role) -> Iterator[Finding]:
     """No rank waits for one half of an exchange before it issues the other: its neighbours stand where it stands."""
     for block in role.blocks:
-        waits = {i.reads[0]: n for n, i in enumerate(block.instructions) if i.opcode == "wait"}
-        for exchange in exchanges(block)[0]:
+        found, _ = exchanges(block)
+        waits = {i.reads[0]: n for n, i in enumerate(block.instructions) if i.opcode == "wait"} if found else {}
+        for exchange in found:
             issued = max(exchange.sent, exchange.received)
             for half in (exchange.sent, exchange.received):
                 waited = waits.get(block.instructions[half].writes[0], len(block.instructions))
@@ -204,7 +205,7 @@ def filled_up(plan: Plan) -> int:
 def permutations(plan: Plan) -> Iterator[Finding]:
     """Loads, positions and rings agree about the order of the sequence."""
     sequence, found = filled_up(plan), set()
-    for role in plan.roles:
+    for role in (like.role for like in plan.alike if like.first is like.role):
         for block in role.blocks:
             for index, i in enumerate(text(block.instructions)):
                 if i.opcode == "load_batch" and i.attribute("what") != "count":
