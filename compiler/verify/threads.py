@@ -103,18 +103,19 @@ class Threads:
 
     def add(self, calls: Sequence[BlockCall], named: Mapping[str, str]) -> Threads:
         """Goes on by some calls; `named`: the blocks of the pieces by the names that are called."""
-        pieces, looked = self.pieces, self.looked
-        own = {name: pieces.numbers[block][1:] for name, block in named.items()}
+        numbers = {name: self.pieces.numbers[block] for name, block in named.items()}
+        own = {name: listed[1:] for name, listed in numbers.items()}
         self.apart = take_apart(calls, own, self.batches) and self.apart
-        table = {name: pieces.numbers[block][0] for name, block in named.items()}
+        acting = {name: listed[0] for name, listed in numbers.items() if listed[0] not in self.pieces.idle}
+        due = {name: step for name, step in acting.items() if step not in self.looked}
         for block, _ in calls:
-            step = table[block]
-            if step not in looked and step not in pieces.idle:
-                self.step.append(step)
-                if step in pieces.looks:
-                    looked.add(step)
+            if block in due:
+                self.step.append(due[block])
+                if due[block] in self.pieces.looks:
+                    self.looked.add(due.pop(block))
                 else:
-                    looked.clear()
+                    self.looked.clear()
+                    due = dict(acting)
         return self
 
     def all(self) -> Iterator[tuple[int, ...]]:
