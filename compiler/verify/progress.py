@@ -10,10 +10,10 @@ do the same at the same time, so they are left out, unless they stand in a strea
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import field
-from itertools import chain
+from itertools import chain, count
 
 from titan.compiler.plan.alike import Like
 from titan.compiler.plan.frozen import dataclass
@@ -24,8 +24,9 @@ from titan.compiler.verify.findings import Finding, at, crosses_programs, found_
 from titan.compiler.verify.rings import in_ring, ring_progress
 from titan.compiler.verify.threads import legs
 
+_MANY = 1 << 20  # more than there are micro-batches
 STREAM = "stream "  # begins the names of queues that are no channels
-_NEVER = -1  # the exchange of a wait for what was not issued: that is proof (a)'s finding
+_NEVER = -1  # number of the exchange of a wait for what was not issued: that is proof (a)'s finding
 _NOBODY = -1  # the stage at the other end of a channel from a stage to itself
 
 
@@ -104,56 +105,51 @@ def _actions(plan: Plan, likes: Sequence[Like]) -> list[dict[str, list[_Action]]
 
 
 Row = tuple[int, int, int, int, int]
+Exchange = tuple[str, int]  # group, and the number of the exchange
 
 
 class _Numbers:
-    """What programs issue and wait for, by number. Per role and block a row for each action: the end on which an
-    exchange is issued (-1: a wait), the first exchange of its name (of a wait, its index in the block), the pending
-    register, the place of its micro-batch among the arguments (-1: it has none), and the other end. An exchange without
-    one stands in a stream, whose line is -1 minus that."""
+    """What programs issue and wait for, by number. An end is what a stage has of a channel or a group. Per role and
+    block a row for each action: the end, the pending register, the place of its micro-batch among the arguments (-1: it
+    has none), the other end of a channel (of a group -1 minus the line of the stream), and of a wait its index in the
+    block (-1: an issue)."""
 
     def __init__(self, roles: Sequence[Role], actions: Sequence[dict[str, list[_Action]]]) -> None:
         self.ends: dict[tuple[int, str], int] = {}  # (stage, channel or group) -> number
         self.lines: dict[tuple[int, str], int] = {}  # (stage, stream) -> number
-        self.names: dict[str, int] = {}  # of exchanges: group or channel
-        self.members: list[tuple[int, ...]] = []  # of the exchanges of a name
-        self.tokens: dict[str, int] = {}
-        self.many = _many(roles, actions)
+        self.members: dict[str, tuple[int, ...]] = {}  # of channels and groups
         self.rows = [self._rows(role, listed) for role, listed in zip(roles, actions, strict=True)]
+        self.named = [name for _, name in self.ends]
 
-    def _rows(self, role: Role, actions: dict[str, list[_Action]]) -> dict[str, tuple[Row, ...]]:
-        found: dict[str, tuple[Row, ...]] = dict.fromkeys(role.block_table, ())
+    def _rows(self, role: Role, actions: dict[str, list[_Action]]) -> dict[str, list[Row]]:
+        found: dict[str, list[Row]] = {block.name: [] for block in role.blocks}
+        issues = [action for listed in actions.values() for action in listed if action.queue]
+        ends: dict[str, dict[tuple[int, int], int]] = {}  # pending register -> the ends on which it is issued
+        tokens = count(1)
+        for action in issues:
+            ends.setdefault(action.token, {}).setdefault(self._ends(role.pipeline, action), next(tokens) * _MANY)
         for name, listed in actions.items():
-            found[name] = tuple(self._row(role.pipeline, role.block_table[name].parameters, a) for a in listed)
+            parameters = role.block_table[name].parameters
+            for action in listed:
+                place = parameters.index(action.symbol) if action.symbol in parameters else -1
+                known = ends.get(action.token, {})
+                if action.queue:
+                    end, other = self._ends(role.pipeline, action)
+                    found[name].append((end, known[end, other], place, other, -1))
+                else:
+                    found[name] += ((end, token, place, other, action.index) for (end, other), token in known.items())
         return found
 
-    def _row(self, stage: int, parameters: tuple[str, ...], action: _Action) -> Row:
-        token = (self.tokens.setdefault(action.token, len(self.tokens)) + 1) * self.many
-        place = parameters.index(action.symbol) if action.symbol in parameters else -1
-        if not action.queue:
-            return -1, action.index, token, place, -1
-        if action.exchange not in self.names:
-            self.names[action.exchange] = len(self.names)
-            self.members.append(action.members)
-        exchanges, own = self.names[action.exchange] * self.many, self._end(stage, action.exchange)
+    def _ends(self, stage: int, action: _Action) -> tuple[int, int]:
+        """The end on which an exchange is issued, and the other one, or the line."""
+        self.members[action.exchange] = action.members
+        own = self._end(stage, action.exchange)
         if action.queue.startswith(STREAM):
-            line = self.lines.setdefault((stage, action.queue), len(self.lines))
-            return own, exchanges, token, place, -1 - line
-        other = next((end for end in action.members if end != stage), _NOBODY)
-        return own, exchanges, token, place, self._end(other, action.exchange)
+            return own, -1 - self.lines.setdefault((stage, action.queue), len(self.lines))
+        return own, self._end(next((end for end in action.members if end != stage), _NOBODY), action.exchange)
 
     def _end(self, stage: int, name: str) -> int:
         return self.ends.setdefault((stage, name), len(self.ends))
-
-    def named(self, exchange: int) -> str:
-        return list(self.names)[exchange // self.many]
-
-
-def _many(roles: Sequence[Role], actions: Sequence[dict[str, list[_Action]]]) -> int:
-    """More than there are exchanges of a name in an order, or micro-batches: as small as may be, for small numbers are
-    fast."""
-    calls = max(len(calls) for role in roles for _, calls in role.orders)
-    return 2 + calls * max((len(listed) for found in actions for listed in found.values()), default=1)
 
 
 @dataclass
@@ -161,12 +157,12 @@ class _Program:
     """One role in an order, as far as it was gone through."""
 
     role: Role
-    rows: dict[str, tuple[Row, ...]]
+    rows: dict[str, list[Row]]
     calls: tuple[BlockCall, ...] = ()
     rest: Iterator[None] = iter(())  # goes on until the program is blocked
-    issued: dict[int, int] = field(default_factory=dict)  # pending register -> exchange
-    blocked: int | None = None
-    at: tuple[int, int] = (0, 0)  # where it is blocked: call, and index in its block
+    issued: dict[int, int] = field(default_factory=dict)  # pending register -> number of the exchange on its end
+    blocked: tuple[int, int] | None = None  # end, and the number of the exchange that it waits for
+    at: tuple[int, int] = (0, 0)  # where: call, and index in its block
 
     def place(self) -> tuple[Role, Block, int, int]:
         """Where it stands."""
@@ -175,16 +171,17 @@ class _Program:
 
 
 class _Run:
-    """Programs, the lines of their streams, and who has reached which exchange."""
+    """Programs, how much was issued on each end, and the lines of streams."""
 
     def __init__(self, roles: Sequence[Role], numbers: _Numbers) -> None:
-        self.numbers, self.members = numbers, list(map(len, numbers.members))
+        self.numbers = numbers
         self.programs = [_Program(role, rows) for role, rows in zip(roles, numbers.rows, strict=True)]
-        self.lines: list[deque[int]] = [deque() for _ in numbers.lines]
-        self.issued = [0] * len(numbers.ends)  # exchanges of an end
-        self.arrived: dict[int, list[int]] = {}
-        self.done: set[int] = {_NEVER}
-        self.waiting: defaultdict[int, list[_Program]] = defaultdict(list)
+        self.issued = [0] * len(numbers.ends)
+        self.wanted = [_NEVER] * len(numbers.ends)  # number for which a program waits at an end
+        self.waiting: dict[int, _Program] = {}  # by the end
+        self.lines: list[deque[Exchange]] = [deque() for _ in numbers.lines]
+        self.arrived: dict[Exchange, list[int]] = {}
+        self.done: set[Exchange] = set()  # of groups
 
     def go_on(self, order: str) -> list[_Program]:
         """Runs an order to its end, from where those that it begins with have ended; the programs that are blocked."""
@@ -202,34 +199,36 @@ class _Run:
         program.blocked = None
         next(program.rest, None)
         if program.blocked is not None:
-            self.waiting[program.blocked].append(program)
+            end, self.wanted[end] = program.blocked
+            self.waiting[end] = program
 
     def steps(self, program: _Program, calls: tuple[BlockCall, ...], first: int) -> Iterator[None]:
         """Goes through calls of a program, and halts wherever that is blocked."""
-        rows, pending, issued, done = program.rows, program.issued, self.issued, self.done
+        rows, pending, issued, wanted = program.rows, program.issued, self.issued, self.wanted
         for position, (block, arguments) in enumerate(calls[first:], first):
-            for end, exchange, token, place, other in rows[block]:
+            for end, token, place, other, index in rows[block]:
                 register = token + (arguments[place] if place >= 0 else -1)
-                if end < 0:
-                    waited = pending.get(register, _NEVER)
-                    if waited not in done:
-                        program.blocked, program.at = waited, (position, exchange)
+                if index >= 0:
+                    number = pending.get(register, _NEVER)
+                    if number >= issued[other] if other >= 0 else not self.happened(end, number):
+                        program.blocked, program.at = (end, number), (position, index)
                         yield
                     continue
-                number = issued[end]
+                pending[register] = number = issued[end]
                 issued[end] = number + 1
-                pending[register] = exchange + number
                 if other < 0:
-                    self.queue(-1 - other, exchange + number)
-                elif number < issued[other]:
-                    self.happen(exchange + number)
+                    self.queue(-1 - other, (self.numbers.named[end], number))
+                elif wanted[other] == number:
+                    self.wake(other)
 
-    def happen(self, exchange: int) -> None:
-        self.done.add(exchange)
-        if exchange in self.waiting:
-            self.ready += self.waiting.pop(exchange)
+    def wake(self, end: int) -> None:
+        self.wanted[end] = _NEVER
+        self.ready.append(self.waiting.pop(end))
 
-    def queue(self, line: int, exchange: int) -> None:
+    def happened(self, end: int, number: int) -> bool:
+        return number == _NEVER or (self.numbers.named[end], number) in self.done
+
+    def queue(self, line: int, exchange: Exchange) -> None:
         self.lines[line].append(exchange)
         if len(self.lines[line]) == 1:
             self.arrive(line)
@@ -242,27 +241,34 @@ class _Run:
             exchange = lines[head][0]
             there = arrived.setdefault(exchange, [])
             there.append(head)
-            if len(there) >= self.members[exchange // self.numbers.many]:
-                del arrived[exchange]
+            if len(there) >= len(self.numbers.members[exchange[0]]):
                 self.happen(exchange)
-                for other in there:
+                for other in arrived.pop(exchange):
                     lines[other].popleft()
                     if lines[other]:
                         heads.append(other)
 
+    def happen(self, exchange: Exchange) -> None:
+        name, number = exchange
+        self.done.add(exchange)
+        for stage in self.numbers.members[name]:
+            end = self.numbers.ends.get((stage, name))
+            if end is not None and self.wanted[end] == number:
+                self.wake(end)
+
 
 def _holds_up(run: _Run, program: _Program) -> int:
     """The stage that a blocked program waits for: a member that has not reached the exchange."""
-    exchange, numbers = program.blocked, run.numbers
-    assert exchange is not None
-    reached = run.arrived.get(exchange, [])
+    assert program.blocked is not None
+    numbers, (end, number) = run.numbers, program.blocked
+    name = numbers.named[end]
+    reached = run.arrived.get((name, number), [])
     for (stage, _), line in numbers.lines.items():
-        if line not in reached and exchange in run.lines[line]:
+        if line not in reached and (name, number) in run.lines[line]:
             return stage  # issued there, but behind something else
-    name, number = numbers.named(exchange), exchange % numbers.many
     there = {stage for (stage, named), end in numbers.ends.items() if named == name and run.issued[end] > number}
-    own, members = program.role.pipeline, numbers.members[exchange // numbers.many]
-    return next((stage for stage in members if stage not in there and stage != own), own)
+    own = program.role.pipeline
+    return next((stage for stage in numbers.members[name] if stage not in there and stage != own), own)
 
 
 def _deadlock(run: _Run, blocked: list[_Program]) -> Finding:
@@ -277,10 +283,8 @@ def _deadlock(run: _Run, blocked: list[_Program]) -> Finding:
     parts = []
     for member in cycle:
         role, block, index, _ = table[member].place()
-        exchange = table[member].blocked
-        assert exchange is not None
-        text, number = " ".join(block.instructions[index].reads), exchange % run.numbers.many
-        named = f"number {number} of {run.numbers.named(exchange)}"
+        blocked_end, number = table[member].blocked or (0, 0)
+        text, named = " ".join(block.instructions[index].reads), f"number {number} of {run.numbers.named[blocked_end]}"
         parts.append(f"stage {role.pipeline} waits at {block.name}[{index}] for {text} ({named})")
     end = "which waits for the first" if stage in path else f"and stage {stage} has ended without it"
     return at("T730", "deadlock: " + "; ".join(parts) + f", {end}", *table[cycle[0]].place())
