@@ -20,9 +20,9 @@ from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.instruction import Instruction, base_name
 from titan.compiler.plan.listing import distinct
 from titan.compiler.plan.program import Block, BlockCall, Plan, Role
+from titan.compiler.plan.threads import legs
 from titan.compiler.verify.findings import Finding, at, crosses_programs, found_alike
 from titan.compiler.verify.rings import in_ring, ring_progress
-from titan.compiler.verify.threads import legs
 
 _MANY = 1 << 20  # more than there are micro-batches
 STREAM = "stream "  # begins the names of queues that are no channels
@@ -249,12 +249,9 @@ class _Run:
                         heads.append(other)
 
     def happen(self, exchange: Exchange) -> None:
-        name, number = exchange
         self.done.add(exchange)
-        for stage in self.numbers.members[name]:
-            end = self.numbers.ends.get((stage, name))
-            if end is not None and self.wanted[end] == number:
-                self.wake(end)
+        for end in [end for end in self.waiting if (self.numbers.named[end], self.wanted[end]) == exchange]:
+            self.wake(end)
 
 
 def _holds_up(run: _Run, program: _Program) -> int:
