@@ -270,7 +270,7 @@ def _has(key: str, value: object, entry: _Entry) -> bool:
 @dataclass(frozen=True, slots=True)
 class Ladder:
     """Changes that may make a candidate fit: ways to shard and tiers of recompute, the thriftiest of both last. Where a
-    rank holds few layers, whole buckets may be as large as all that is sharded: any way may be the `thrifty` one."""
+    rank holds few layers, whole buckets may be as large as all that is sharded, and others the `thrifty` ones."""
 
     options: tuple[dict[str, Any], ...]
     tiers: tuple[str, ...]
@@ -280,7 +280,11 @@ class Ladder:
     def of(cls, spec: Spec, s: Strategy, tiers: tuple[str, ...]) -> Ladder:
         """Of a mesh."""
         options = shardings(spec, s)
-        return cls(options, tiers, options if spec.model.layer_count <= FEW * s.pipeline else options[-1:])
+        if spec.model.layer_count > FEW * s.pipeline:
+            return cls(options, tiers, options[-1:])
+        least = options[-1].get("prefetch")
+        fetched = (o for o in options[1:-1] if o.get("gather") == "each" and o.get("prefetch") == least)
+        return cls(options, tiers, (options[0], *fetched, options[-1]))
 
     def try_tier(self, spec: Spec, estimator: Estimator, s: Strategy, tier: str, limit: int) -> Iterator[Candidate]:
         """A strategy with a tier and every sharding, the thriftiest first; only that where not even it fits. Left out
