@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import pytest
 from titan.compiler.cost.simulate import simulate
 from titan.compiler.lower import lower
 from titan.compiler.strategy import Strategy
@@ -38,6 +39,26 @@ def test_a_split_that_memory_forces_is_found() -> None:
         "memory": 4, "wishes": "\n    ".join(wishes),
     }  # fmt: skip
     found = solve(read(numbers))
+    assert found is not None and found.excess == 0
+
+
+TIGHT = {
+    # the fastest way to shard holds more than estimated, the next one fits
+    "sharding": ({"kv_heads": 2, "ffn": 6144, "layers": 5, "devices": 4, "sequence": 1536, "batch": 2, "memory": 4},
+                 ("recompute = none", "zero = 3", "tensor <= 2", "schedule = one_f_one_b")),
+    # the split that is best for time holds less than estimated
+    "split": ({"kv_heads": 8, "ffn": 3072, "layers": 5, "devices": 2, "sequence": 1536, "batch": 2, "memory": 5},
+              ("context = 1", "recompute = selective", "zero = 2", "tensor = 1", "schedule = one_f_one_b")),
+    # of ranks with a layer each ZeRO-1 holds less than ZeRO-3, which needs whole buckets beside its shards
+    "layers": ({"kv_heads": 2, "ffn": 9216, "layers": 3, "devices": 6, "sequence": 3072, "batch": 6, "memory": 4},
+               ("context = 1", "tensor = 1", "schedule = one_f_one_b")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", TIGHT)
+def test_what_closed_forms_of_memory_get_wrong_is_found(case: str) -> None:
+    numbers, wishes = TIGHT[case]
+    found = solve(read({"hidden": 2048, "nodes": 1, **numbers, "wishes": "\n    ".join(wishes)}))
     assert found is not None and found.excess == 0
 
 
