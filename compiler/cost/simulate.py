@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from functools import cache
 from itertools import chain
 
 from titan.compiler.cost.machine import Machine
@@ -104,7 +105,7 @@ class _Walk:
 
     def _pieces(self, plan: Plan) -> dict[int, dict[str, BlockPieces]]:
         """The blocks of every role in pieces; of roles that are alike and lie alike those of the first."""
-        cutter = Cutter(self.prices.price, self.network.crosses, self.prices.issue)
+        cutter = Cutter(self.prices.price, cache(self.network.crosses), self.prices.issue)
         found: dict[int, dict[str, BlockPieces]] = {}
         for like in plan.alike:
             own, first = like.role.pipeline, like.first.pipeline

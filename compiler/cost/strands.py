@@ -13,10 +13,12 @@ from dataclasses import replace
 from titan.compiler.plan.alike import Like
 from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.instruction import FROM_HOST, TO_HOST, Instruction, base_name
-from titan.compiler.plan.listing import Renaming, Stretch, copies, distinct, stretches, went_on
+from titan.compiler.plan.listing import Renaming, Stretch, copies, stretches, went_on
+from titan.compiler.plan.opcodes import OPCODES
 from titan.compiler.plan.program import Block, Role
 
 COMPUTE, MOVE, WAIT = "compute", "move", "wait"  # kinds of work that loads a core
+MEETING = frozenset(("wait", *(name for name, row in OPCODES.items() if row.asynchronous)))  # may meet another role
 COPIES = (TO_HOST, FROM_HOST)  # streams beside which compute is as fast as alone
 Step = tuple[int, int, int, int]
 Name = tuple[str, int]  # base register and index of the block's micro-batch parameter, -1 without
@@ -137,20 +139,21 @@ class Cutter:
         self, price: Callable[[Role, Instruction], int], crosses: Callable[[str], bool], issue: int = 0
     ) -> None:
         self.price, self.crosses, self.issue = price, crosses, issue
-        self.interned: dict[Strand, Strand] = {}
+        self.interned: dict[tuple[object, ...], Strand] = {}
 
     def cut(self, role: Role) -> dict[str, BlockPieces]:
         """Every block of a role in pieces."""
-        parts = [stretch for block in role.blocks for stretch in stretches(block.instructions)]
+        written = [(block, stretches(block.instructions)) for block in role.blocks]
         external = {
             copy
+            for _, parts in written
             for part in parts
             for i in part.instructions
             if i.stream and self._external(i)
             for name in i.writes
             for copy in copies(base_name(name), part.step, part.times)
         }
-        return {block.name: self._cut(role, block, external) for block in role.blocks}
+        return {block.name: self._cut(role, block, parts, external) for block, parts in written}
 
     def like(self, like: Like, pieces: Mapping[str, BlockPieces]) -> dict[str, BlockPieces]:
         """The pieces of a role by those of the role that is like it, where the groups of both lie alike: only what goes
@@ -170,32 +173,33 @@ class Cutter:
     def _cost(self, role: Role, i: Instruction) -> int:
         """Ns of an asynchronous instruction on its stream."""
         cost = self.price(role, i)
-        return max(cost - self.issue, 0) if _communicates(i) else cost
+        return max(cost - self.issue, 0) if i.row.kind != "host" else cost
 
     def _add(self, piece: _Builder, role: Role, block: Block, i: Instruction) -> None:
+        row = i.row
         if i.opcode == "wait":
             piece.wait(_name(block, i.reads[0]))
-        elif i.row.asynchronous:
-            if _communicates(i):
-                piece.compute(self.issue)
-            piece.begin(_name(block, i.writes[0]), i, self._cost(role, i))
+        elif row.asynchronous:
+            copies = row.kind == "host"  # is asked for in no time
+            piece.compute(0 if copies else self.issue)
+            piece.begin(_name(block, i.writes[0]), i.stream, copies, self._cost(role, i))
         else:
             piece.compute(self.price(role, i))
 
     def _external(self, i: Instruction) -> bool:
         """Transfers along the pipeline, and collectives that other roles take part in."""
-        return bool(i.stream) and i.row.asynchronous and self.crosses(i.group)
+        return bool(i.stream) and self.crosses(i.group) and i.row.asynchronous
 
-    def _cut(self, role: Role, block: Block, external: set[str]) -> BlockPieces:
+    def _cut(self, role: Role, block: Block, parts: tuple[Stretch, ...], external: set[str]) -> BlockPieces:
         pieces: list[Part | Event] = []
         piece = _Builder()
-        for stretch in stretches(block.instructions):
+        for part in parts:
             done = 0
-            if stretch.times > 3 and not any(self._event(role, block, i, external) for i in stretch.instructions):
-                done = self._repeat(piece, role, block, stretch)
-            for number in range(done, stretch.times):
-                for i in stretch.copy(number):
-                    event = self._event(role, block, i, external) if i.stream or i.opcode == "wait" else None
+            if part.times > 3 and not any(self._event(role, block, i, external) for i in part.instructions):
+                done = self._repeat(piece, role, block, part)
+            for number in range(done, part.times):
+                for i in part.copy(number):
+                    event = self._event(role, block, i, external) if external and i.opcode in MEETING else None
                     if event is None:
                         self._add(piece, role, block, i)
                         continue
@@ -203,7 +207,7 @@ class Cutter:
                         piece.compute(self.issue)
                     pieces += [*self._whole(piece), event]
                     piece = _Builder()
-        units = any(i.row.unit for i in distinct(block.instructions))
+        units = any(i.row.unit for part in parts for i in part.instructions)
         return BlockPieces((*pieces, *self._whole(piece)), units)
 
     def _repeat(self, piece: _Builder, role: Role, block: Block, stretch: Stretch) -> int:
@@ -233,8 +237,9 @@ class Cutter:
     def _whole(self, piece: _Builder) -> tuple[Part, ...]:
         if not piece.steps:
             return ()
-        strand = piece.strand()
-        return (Part(self.interned.setdefault(strand, strand), tuple(piece.imports), tuple(piece.pending)),)
+        key = (tuple(piece.steps), tuple(piece.streams), len(piece.imports), tuple(piece.pending.values()))
+        strand = self.interned.get(key) or self.interned.setdefault(key, Strand(*key))
+        return (Part(strand, tuple(piece.imports), tuple(piece.pending)),)
 
     def _event(self, role: Role, block: Block, i: Instruction, external: set[str]) -> Event | None:
         if i.opcode == "wait":
@@ -246,11 +251,6 @@ class Cutter:
         if i.row.kind == "transfer":
             return Event(i.opcode, name, i, cost, int(i.attribute("peer", 1)))
         return Event("meet", name, i, cost)
-
-
-def _communicates(i: Instruction) -> bool:
-    """Transfers and collectives; copies to the host are asked for in no time."""
-    return i.row.asynchronous and i.row.kind != "host"
 
 
 def _later(steps: list[Step], issued: int) -> list[Step]:
@@ -281,17 +281,14 @@ class _Builder:
         slot = self.pending.pop(name, None)
         self.steps.append((2, 0, 0, self.imports.setdefault(name, len(self.imports)) if slot is None else slot))
 
-    def begin(self, name: Name, i: Instruction, cost: int) -> None:
-        stream = self.streams.setdefault(i.stream, len(self.streams))
+    def begin(self, name: Name, stream: str, copies: bool, cost: int) -> None:
         self.issued += 1
         self.pending[name] = -self.issued
-        self.steps.append((3 if i.row.kind == "host" else 1, cost, stream, -self.issued))
+        number = self.streams.setdefault(stream, len(self.streams))
+        self.steps.append((3 if copies else 1, cost, number, -self.issued))
 
     def compute(self, cost: int) -> None:
         if cost:
             if self.steps and self.steps[-1][0] == 0:
                 cost += self.steps.pop()[1]
             self.steps.append((0, cost, 0, 0))
-
-    def strand(self) -> Strand:
-        return Strand(tuple(self.steps), tuple(self.streams), len(self.imports), tuple(self.pending.values()))

@@ -1,31 +1,27 @@
 """Quantities that follow from a plan and are never stored in it: bytes, FLOPs, traffic, the curve of live bytes.
 
 `Sizes(plan)` remembers what it has worked out; the module's functions ask a fresh one. All sizes are bytes on one rank.
-
-Liveness: registers are written once and freed once, and their sizes do not depend on the micro-batch. So a block moves
-the sum of live bytes by a fixed amount and reaches a fixed height above where it began: the walk over an order adds one
-pair of numbers per call, however long the blocks are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from itertools import accumulate, chain
-from operator import add, attrgetter
+from itertools import chain
+from operator import attrgetter
 from typing import Any, TypeVar, cast
 
 from titan.compiler.plan.alike import Like
+from titan.compiler.plan.calls import Calls, Liveness
 from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.inside import Inside
 from titan.compiler.plan.instruction import HOST, Instruction, base_name, original, type_name
 from titan.compiler.plan.listing import Renaming, copies, distinct, stretches
 from titan.compiler.plan.operators import DTYPE_BYTES, Flops, statistics_dtype
 from titan.compiler.plan.program import Block, Plan, Role
-from titan.compiler.plan.rounds import repeats
 from titan.compiler.plan.segment import parse_unit
 from titan.compiler.plan.staging import NOTHING, Staging, staging
-from titan.compiler.plan.storages import Profile, block_profile
+from titan.compiler.plan.storages import block_profile
 from titan.compiler.plan.tensor import TensorType
 from titan.compiler.plan.tiers import layer_of, start_tiers
 from titan.compiler.plan.workspace import rebuild_flops, segment_flops, segment_inside, weight_frame_bytes
@@ -335,54 +331,10 @@ def instruction_flops(plan: Plan, instruction: Instruction) -> float:
     return Sizes(plan).flops(instruction)
 
 
-@dataclass(frozen=True, slots=True)
-class Liveness:
-    """Live bytes of registers over an order.
-
-    peak         largest sum of live registers and of the running instruction's workspace
-    registers    live registers at that moment
-    workspace    workspace of that instruction
-    place        (call, index in its block) of that instruction; (-1, -1) when the order is empty
-    curve        live bytes after each call of the order
-    """
-
-    peak: int
-    registers: int
-    workspace: int
-    place: tuple[int, int]
-    curve: tuple[int, ...]
-
-
 def liveness(plan: Plan, role: Role, order: str = "train", sizes: Sizes | None = None) -> Liveness:
     """Walks the calls of an order; exact for the registers, in bytes on one rank."""
     profiles = (sizes or Sizes(plan)).each(role, block_profile)
-    return _walked([call.block for call in role.order(order)], profiles)
-
-
-def _walked(called: list[str], profiles: dict[str, Profile]) -> Liveness:
-    """Over the blocks that are called."""
-    changes = {name: found.change for name, found in profiles.items()}
-    tops = {name: found.height + found.workspace for name, found in profiles.items()}
-    curve = list(accumulate(map(changes.__getitem__, called), initial=0))
-    heights = list(map(add, curve, map(tops.__getitem__, called)))
-    peak, after = max(heights, default=0), tuple(curve[1:])
-    if peak <= 0:
-        return Liveness(0, 0, 0, (-1, -1), after)
-    position = heights.index(peak)
-    found = profiles[called[position]]
-    return Liveness(peak, peak - found.workspace, found.workspace, (position, found.index), after)
-
-
-def _called(role: Role, order: str, profiles: dict[str, Profile]) -> list[str]:
-    """Blocks that an order calls; of rounds that leave as many bytes as they find, one: the others reach what it
-    reaches."""
-    called = [call.block for call in role.order(order)]
-    found = repeats(called)
-    if found is not None:
-        after = found.begin + found.length
-        if not sum(profiles[name].change for name in called[found.begin : after]):
-            del called[after : found.end - (found.end - found.begin) % found.length]
-    return called
+    return Calls(profiles).walked([call.block for call in role.order(order)])
 
 
 _COMPONENT = {"parameters": "parameters", "gradients": "gradients", "optimizer": "optimizer"}
@@ -398,7 +350,8 @@ def memory_by_component(plan: Plan, role: Role, sizes: Sizes | None = None) -> d
         if buffer.place == "device":
             found[_COMPONENT.get(buffer.kind, "buffers")] += buffer.bytes
     found["buffers"] += sizes.once(role, _tables)
-    profiles = sizes.each(role, block_profile)
-    walks = [_walked(_called(role, name, profiles), profiles) for name in role.longest]
+    calls = Calls(sizes.each(role, block_profile))
+    orders = ([call.block for call in role.order(name)] for name in role.longest)
+    walks = [calls.walked(calls.once(called)) for called in orders]
     highest = max(walks, key=lambda walk: walk.peak, default=Liveness(0, 0, 0, (-1, -1), ()))
     return {**found, "activations": highest.registers, "workspace": highest.workspace}
