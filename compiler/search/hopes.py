@@ -6,7 +6,6 @@ one saves is not hoped for. Where that is worth it, schedules get their closed f
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -64,9 +63,9 @@ class Hopes:
 
 def scheduled(spec: Spec, s: Strategy, name: str, chunks: int) -> Strategy:
     """The strategy with another schedule, its layers yet to be split."""
-    changed = replace(s, schedule=name, wished_chunks=chunks, stages=spec.parallel.stages.value or ())
+    changed = s.but(schedule=name, wished_chunks=chunks, stages=spec.parallel.stages.value or ())
     if schedule_row(name).copies > 1 and changed.zero == 0 and spec.parallel.zero.allows(1):
-        return replace(changed, zero=1)  # mirrored stages share their state, even on one data rank
+        return changed.but(zero=1)  # mirrored stages share their state, even on one data rank
     return changed
 
 

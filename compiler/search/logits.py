@@ -27,11 +27,13 @@ def with_kept_logits(
     if spec.parallel.loss_rows.fixed:
         return ranked
     bounds: dict[Strategy, float] = {}
-    for c in ranked:
-        layout, bound = _without_savings(c.strategy), estimator.bound(c.strategy)
-        bounds[layout] = min(bound, bounds.get(layout, bound))
-    found: list[Candidate] = []
     least = (1 + margin) * min((c.estimate.seconds for c in ranked), default=0.0)
+    for c in ranked:
+        bound = estimator.bound(c.strategy)
+        if bound < least:
+            layout = _without_savings(c.strategy)
+            bounds[layout] = min(bound, bounds.get(layout, bound))
+    found: list[Candidate] = []
     for layout in sorted(bounds, key=lambda layout: bounds[layout])[:BEST]:
         for s in _every_batch(spec, layout):
             if loss_rows(spec, s.micro_batch, s.context, s.tensor) and estimator.bound(s) < least:
@@ -43,7 +45,7 @@ def with_kept_logits(
 
 def _without_savings(s: Strategy) -> Strategy:
     """The layout alone: the micro-batch and what saves memory are chosen anew."""
-    return replace(s, micro_batch=1, micro_batches=s.micro_batch * s.micro_batches, recompute="none", loss_rows=0)
+    return s.but(micro_batch=1, micro_batches=s.micro_batch * s.micro_batches, recompute="none", loss_rows=0)
 
 
 def _every_batch(spec: Spec, layout: Strategy) -> list[Strategy]:

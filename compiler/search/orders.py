@@ -96,7 +96,7 @@ def _scheduled(spec: Spec, s: Strategy, first: bool) -> Iterator[Strategy]:
         if name != "solved" or (solving <= SOLVED and (first or _pinned(spec, name))):
             changed = scheduled(spec, s, name, chunks)
             # what keeps less may need no recompute where another schedule did
-            yield replace(changed, recompute="none") if spec.parallel.recompute.allows("none") else changed
+            yield changed.but(recompute="none") if spec.parallel.recompute.allows("none") else changed
 
 
 def _fitting(
