@@ -8,13 +8,18 @@ Under-predicting is the worse error, so there is a point, an upper bound and a v
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import attrgetter
 
 from titan.compiler.cost.machine import Machine, read_machine
 from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.host import host_memory
 from titan.compiler.plan.listing import distinct
+from titan.compiler.plan.opcodes import ASYNCHRONOUS
 from titan.compiler.plan.program import Plan, Role
 from titan.compiler.plan.sizes import Sizes, memory_by_component
+
+_Kind = tuple[str, str, str, tuple[tuple[str, object], ...]]
+_KIND = attrgetter("opcode", "group", "stream", "attributes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +108,7 @@ def communicator_count(plan: Plan, role: Role, sizes: Sizes | None = None) -> in
 
 
 def _communicators(role: Role, sizes: Sizes) -> int:
-    issued = (i for block in role.blocks for i in distinct(block.instructions) if i.stream and i.row.asynchronous)
-    channels = {(i.group, i.stream, i.attribute("peer", 0)) for i in issued}
+    kinds = set[_Kind]().union(*[map(_KIND, distinct(block.instructions)) for block in role.blocks])
+    issued = [kind for kind in kinds if kind[0] in ASYNCHRONOUS and kind[2]]
+    channels = {(group, stream, dict(attributes).get("peer", 0)) for _, group, stream, attributes in issued}
     return sum(sizes.plan.group_size(group) > 1 for group, _, _ in channels)

@@ -14,11 +14,11 @@ from titan.compiler.plan.alike import Like
 from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.instruction import FROM_HOST, TO_HOST, Instruction, base_name
 from titan.compiler.plan.listing import Renaming, Stretch, copies, stretches, went_on
-from titan.compiler.plan.opcodes import OPCODES
+from titan.compiler.plan.opcodes import ASYNCHRONOUS
 from titan.compiler.plan.program import Block, Role
 
 COMPUTE, MOVE, WAIT = "compute", "move", "wait"  # kinds of work that loads a core
-MEETING = frozenset(("wait", *(name for name, row in OPCODES.items() if row.asynchronous)))  # may meet another role
+MEETING = ASYNCHRONOUS | {"wait"}  # may meet another role
 COPIES = (TO_HOST, FROM_HOST)  # streams beside which compute is as fast as alone
 Step = tuple[int, int, int, int]
 Name = tuple[str, int]  # base register and index of the block's micro-batch parameter, -1 without
@@ -176,11 +176,10 @@ class Cutter:
         return max(cost - self.issue, 0) if i.row.kind != "host" else cost
 
     def _add(self, piece: _Builder, role: Role, block: Block, i: Instruction) -> None:
-        row = i.row
         if i.opcode == "wait":
             piece.wait(_name(block, i.reads[0]))
-        elif row.asynchronous:
-            copies = row.kind == "host"  # is asked for in no time
+        elif i.opcode in ASYNCHRONOUS:
+            copies = i.row.kind == "host"  # is asked for in no time
             piece.compute(0 if copies else self.issue)
             piece.begin(_name(block, i.writes[0]), i.stream, copies, self._cost(role, i))
         else:
@@ -188,7 +187,7 @@ class Cutter:
 
     def _external(self, i: Instruction) -> bool:
         """Transfers along the pipeline, and collectives that other roles take part in."""
-        return bool(i.stream) and self.crosses(i.group) and i.row.asynchronous
+        return bool(i.stream) and i.opcode in ASYNCHRONOUS and self.crosses(i.group)
 
     def _cut(self, role: Role, block: Block, parts: tuple[Stretch, ...], external: set[str]) -> BlockPieces:
         pieces: list[Part | Event] = []

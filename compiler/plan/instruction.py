@@ -68,16 +68,24 @@ HOST, BACK = "host.", "back."  # prefixes of a register's copy in host memory, a
 TO_HOST, FROM_HOST = "host.out", "host.in"  # streams of these copies, which run side by side
 
 
+def _base_name(register: str) -> str:
+    return register.rstrip("?").partition(":")[0]
+
+
 @lru_cache(NAMES)
 def base_name(register: str) -> str:
     """Register name without micro-batch and pending mark: `x.l5:i?` -> `x.l5`."""
-    return register.rstrip("?").partition(":")[0]
+    return _base_name(register)
+
+
+def _original(name: str) -> str:
+    return name.removeprefix(HOST).removeprefix(BACK)
 
 
 @lru_cache(NAMES)
 def original(register: str) -> str:
     """Base name of the register of which this is the copy on the host, or what came back: `back.x.l5:i` -> `x.l5`."""
-    return base_name(register).removeprefix(HOST).removeprefix(BACK)
+    return _original(base_name(register))
 
 
 @lru_cache(NAMES)
@@ -87,7 +95,7 @@ def type_name(register: str) -> str:
     What belongs to a bucket (`w.l5:i` parameters, `dw.l5:i` gradients, `state.l5`) keeps its layer: each is as long as
     its bucket.
     """
-    name = original(register).removeprefix("r.")
+    name = _original(_base_name(register)).removeprefix("r.")
     if name.startswith((*WHOLE, STATE)):
         return name
     head, mark, layer = name.rpartition(".l")

@@ -87,3 +87,4 @@ _ROWS = (
 )  # fmt: skip
 
 OPCODES: dict[str, Opcode] = {row.name: row for row in _ROWS}
+ASYNCHRONOUS = frozenset(row.name for row in _ROWS if row.asynchronous)

@@ -17,6 +17,7 @@ from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.inside import Inside
 from titan.compiler.plan.instruction import HOST, Instruction, base_name, original, type_name
 from titan.compiler.plan.listing import Renaming, copies, distinct, stretches
+from titan.compiler.plan.opcodes import ASYNCHRONOUS
 from titan.compiler.plan.operators import DTYPE_BYTES, Flops, statistics_dtype
 from titan.compiler.plan.program import Block, Plan, Role
 from titan.compiler.plan.segment import parse_unit
@@ -222,7 +223,7 @@ class Sizes:
             found: dict[str, Staging] = {}
             transfers: dict[str, Staging] = {}  # of one name those are waited for in other blocks
             for stretch in (s for block in role.blocks for s in stretches(block.instructions)):
-                for issue in (i for i in stretch.instructions if i.row.asynchronous):
+                for issue in [i for i in stretch.instructions if i.opcode in ASYNCHRONOUS]:
                     staged, table = self.staged(issue), transfers if issue.row.kind == "transfer" else found
                     name = base_name(issue.writes[0])
                     table[name] = staged

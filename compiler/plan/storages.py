@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.instruction import base_name
 from titan.compiler.plan.listing import Renaming, Stretch, stretches, went_on
+from titan.compiler.plan.opcodes import ASYNCHRONOUS
 from titan.compiler.plan.segment import Segment, parse_unit
 from titan.compiler.plan.staging import NOTHING, Staging
 
@@ -173,9 +174,9 @@ def moments(
 
 def _moments(instructions: Iterable[Instruction], walk: Walk, pending: _Pending) -> Iterator[tuple[int, int, int]]:
     """`walk` and `pending` are left as they are at the end."""
-    sizes = walk.sizes
+    sizes, chosen = walk.sizes, walk.sizes.plan.adaptive
     for place, instruction in enumerate(instructions):
-        if instruction.attributes and not sizes.runs(instruction):
+        if chosen and not sizes.runs(instruction):
             continue
         opcode = instruction.opcode
         if opcode == "free":
@@ -186,15 +187,18 @@ def _moments(instructions: Iterable[Instruction], walk: Walk, pending: _Pending)
             if instruction.writes:
                 walk.rename(instruction.reads[0], instruction.writes[0])
             yield place, walk.live, staged.landing
-            walk.hold(-staged.held)
+            if staged is not NOTHING:
+                walk.hold(-staged.held)
         elif instruction.unit:
             before, inside = walk.live, sizes.inside(instruction)
             walk.write(instruction, inside)
             yield place, walk.live, max(0, before + inside.peak - walk.live)
         else:
             walk.write(instruction)
-            if instruction.row.asynchronous:
-                walk.hold(pending.begin(instruction).held)
+            if opcode in ASYNCHRONOUS:
+                staged = pending.begin(instruction)
+                if staged is not NOTHING:
+                    walk.hold(staged.held)
             yield place, walk.live, sizes.workspace(instruction)
 
 
