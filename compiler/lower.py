@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from titan.compiler.graph.build import COMPUTE_DTYPE, build
 from titan.compiler.graph.model_graph import Convert, ModelGraph
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from titan.compiler.spec.schema import Spec
 
 PLAN_VERSION = 1
+T = TypeVar("T")
 
 
 def lower(spec: Spec, strategy: Strategy, ranks: Collection[int] | None = None) -> Plan:
@@ -79,11 +81,23 @@ class _Written:
     parameters: tuple[Parameter, ...]
     writer: BlockWriter
 
-    def held(self, rank: int) -> tuple[Chunk, ...]:
-        return tuple(c for c in self.chunks if self.strategy.order.placement[c.number] == rank)
+    @cached_property
+    def held(self) -> dict[int, tuple[Chunk, ...]]:
+        """Chunks of each rank."""
+        placement = self.strategy.order.placement
+        return _grouped((placement[chunk.number], chunk) for chunk in self.chunks)
 
-    def at(self, rank: int) -> tuple[Bucket, ...]:
-        return tuple(b for b in self.buckets if rank in b.homes)
+    @cached_property
+    def at(self) -> dict[int, tuple[Bucket, ...]]:
+        """Buckets of each rank."""
+        return _grouped((rank, bucket) for bucket in self.buckets for rank in bucket.homes)
+
+
+def _grouped(pairs: Iterable[tuple[int, T]]) -> dict[int, tuple[T, ...]]:
+    found: dict[int, list[T]] = {}
+    for rank, item in pairs:
+        found.setdefault(rank, []).append(item)
+    return {rank: tuple(items) for rank, items in found.items()}
 
 
 def _written(spec: Spec, graph: ModelGraph, strategy: Strategy) -> _Written:
@@ -136,20 +150,21 @@ def _roles(
     ranks: list[int], whole: _Written, source: _Written, few: Shorter | None, statistic: str
 ) -> tuple[Role, ...]:
     """`source`: where the blocks of micro-batches are written, which may be a model with fewer alike layers."""
-    models: dict[Kind, Model] = {}
-    closings: dict[Kind, Closing] = {}
+    firsts: dict[Kind, int] = {}
+    models: dict[int, Model] = {}
+    closings: dict[int, Closing] = {}
     found = []
     for rank in ranks:
-        computing = _computing(rank, source, models)
+        computing = _computing(rank, source, firsts, models)
         blocks = tuple(map(few.longer, computing.blocks)) if few else computing.blocks
-        closing = _closing(rank, whole, None if few else computing.kind, closings)
+        closing = _closing(rank, whole, None if few else computing.first, closings)
         found.append(_role(rank, whole, replace(computing, blocks=blocks), closing, statistic))
     return tuple(found)
 
 
 def _role(rank: int, whole: _Written, computing: _Computing, closing: Closing, statistic: str) -> Role:
     strategy, order, mesh, held = whole.strategy, whole.strategy.order, whole.mesh, closing.chunks
-    mine = whole.at(rank)
+    mine = whole.at[rank]
     holds_loss = any(order.last(c.number) for c in held)
     opened = (begin(_data_group(mesh)), counted()) if holds_loss else ()
     opening, closed = ((BlockCall("begin"),), (BlockCall("counted"),)) if holds_loss else ((), ())
@@ -173,12 +188,12 @@ def _data_group(mesh: Mesh) -> str:
     return group_name(mesh, tuple(f for f in ("data", "context") if mesh.size(f) > 1))
 
 
-def _closing(rank: int, whole: _Written, own: Kind | None, known: dict[Kind, Closing]) -> Closing:
-    """What a rank does behind its micro-batches; `known`: of the first rank of every kind."""
-    strategy, order, mesh, held = whole.strategy, whole.strategy.order, whole.mesh, whole.held(rank)
-    if own in known:
-        return known[own].renamed(held)
-    mine = whole.at(rank)
+def _closing(rank: int, whole: _Written, first: int | None, known: dict[int, Closing]) -> Closing:
+    """What a rank does behind its micro-batches; `first` of its kind, `known`: of the first rank of every kind."""
+    strategy, order, mesh, held = whole.strategy, whole.strategy.order, whole.mesh, whole.held[rank]
+    if first in known:
+        return known[first].renamed(held)
+    mine = whole.at[rank]
     blocks, calls = epilogue(mine, mesh, strategy.state_on_host, strategy.prefetch)
     ends = tuple(order.placement[c.number] for c in whole.chunks if order.last(c.number))
     last = end(_data_group(mesh), ends, mesh.size("pipeline"), rank)
@@ -186,44 +201,46 @@ def _closing(rank: int, whole: _Written, own: Kind | None, known: dict[Kind, Clo
     if strategy.late_check:
         more, orders = ahead(mine, calls, next(b for b in blocks if b.name == "norm"), last)
         found = replace(found, blocks=(*found.blocks, *more), orders=orders)
-    if own:
-        known[own] = found
+    if first is not None:
+        known[first] = found
     return found
 
 
 @dataclass(frozen=True)
 class _Computing:
-    """A rank's blocks of micro-batches, and their calls in a training step and in an evaluation."""
+    """A rank's blocks of micro-batches, and their calls in a training step and in an evaluation. `first`: the first
+    rank of its kind."""
 
-    kind: Kind | None
+    first: int | None
     blocks: tuple[Block, ...]
     body: Calls
     forwards: Calls
 
 
-def _computing(rank: int, written: _Written, models: dict[Kind, Model]) -> _Computing:
-    """`models`: the first rank of every kind."""
+def _computing(rank: int, written: _Written, firsts: dict[Kind, int], models: dict[int, Model]) -> _Computing:
+    """`firsts`, `models`: the first rank of every kind."""
     strategy, order = written.strategy, written.strategy.order
-    held, mine = written.held(rank), written.at(rank)
+    held, mine = written.held[rank], written.at[rank]
     window = sends_outstanding(strategy)
     body = transfers(order, window)[rank]
     forwards = transfers(forward_only(order, strategy.micro_batches), window, "E")[rank]
     called = frozenset(half for name in {call.block for call in body} for half in name.split("+"))
     own, choices = kind(held, called, mine, written.writer), Choices(strategy.gather == "once", strategy.prefetch)
-    model = models.get(own) if own else None
+    first = firsts.setdefault(own, rank) if own else None
+    model = None if first is None else models.get(first)
     if model is None:
         between = tuple(block for chunk in held for block in transfer_blocks(chunk, training=True))
         away = offload(_drafts(held, called, written.writer), held, strategy)
         sharding = Sharding(away.drafts, mine, choices)
-        if own:
-            models[own] = Model(held, between, away, sharding)
+        if first is not None:
+            models[first] = Model(held, between, away, sharding)
     else:
         between, away = model.of(held)
         sharding = Sharding(away.drafts, mine, choices, model.sharding)
     body = away.order(body)
     body, forwards = sharding.order(body), sharding.order(forwards)
     blocks = [*between, *away.blocks, *sharding.finished()]
-    return _Computing(own, (*blocks, *_pairs(blocks, body)), body, forwards)
+    return _Computing(first, (*blocks, *(_pairs(blocks, body) if order.paired else ())), body, forwards)
 
 
 def _drafts(held: tuple[Chunk, ...], called: frozenset[str], writer: BlockWriter) -> list[Draft]:

@@ -91,6 +91,10 @@ class Part:
     def table(self) -> dict[str, Value]:
         return {value.name: value for value in self.values}
 
+    @cached_property
+    def parameters(self) -> tuple[Value, ...]:
+        return tuple(value for value in self.values if value.kind == "parameter")
+
 
 @dataclass(frozen=True)
 class ModelGraph:

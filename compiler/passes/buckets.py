@@ -122,14 +122,13 @@ def _uses(graph: ModelGraph, homes: dict[str, tuple[int, ...]]) -> Iterator[list
     """Parameters of every part instance."""
     for index, layer in graph.chain:
         part = graph.parts[index]
-        values = [value for value in part.values if value.kind == "parameter"]
-        names = [bind(value.name, layer) for value in values]
-        yield [_Use(n, v.name, v, part, layer, homes[n]) for n, v in zip(names, values, strict=True)]
+        names = parameter_names(part, layer)
+        yield [_Use(n, v.name, v, part, layer, homes[n]) for n, v in zip(names, part.parameters, strict=True)]
 
 
 def parameter_names(part: Part, layer: int | None) -> list[str]:
     """Full names of the parameters of one part instance."""
-    return [bind(value.name, layer) for value in part.values if value.kind == "parameter"]
+    return [bind(value.name, layer) for value in part.parameters]
 
 
 def early_parameters(graph: ModelGraph) -> frozenset[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
+from functools import lru_cache
 
 from titan.compiler.plan.instruction import Instruction
 from titan.compiler.plan.segment import TIERS
@@ -18,7 +19,7 @@ def liveness(
     """
     frames = dict.fromkeys(i.frame for i in instructions if i.when)
     if not frames and not by_tier:
-        ends = {p: [Instruction("free", reads=names)] for p, names in _ends(instructions, outlive).items()}
+        ends = {p: [_free(names)] for p, names in _ends(instructions, outlive).items()}
     else:
         lives = {t: _ends(running(instructions, t), outlive | (by_tier or {}).get(t, set())) for t in TIERS}
         ends = _by_tier(instructions, {t: _places(instructions, t, found) for t, found in lives.items()})
@@ -28,6 +29,11 @@ def liveness(
     if not frames:
         return tuple(result)
     return _end_tiers(result, frames, outlive | set().union(*(by_tier or {}).values()))
+
+
+@lru_cache(1 << 12)  # variants of a block end mostly the same registers
+def _free(names: tuple[str, ...]) -> Instruction:
+    return Instruction("free", reads=names)
 
 
 def running(instructions: list[Instruction], tier: str) -> list[Instruction]:
@@ -76,7 +82,7 @@ def _by_tier(
             frame = instructions[position].frame or _frame(name)
             groups.setdefault(("", ()) if tiers == TIERS else (frame, tiers), []).append(name)
         for (frame, tiers), names in groups.items():
-            free = Instruction("free", reads=tuple(names))
+            free = _free(tuple(names))
             found.setdefault(position, []).append(free.only(frame, tiers) if tiers else free)
     return found
 

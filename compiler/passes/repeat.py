@@ -17,7 +17,6 @@ from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.instruction import Instruction
 from titan.compiler.plan.listing import Listing, Renaming, Stretch, centre, layers_of, names_of
 from titan.compiler.plan.program import Block
-from titan.compiler.schedules.order import Pair
 from titan.compiler.strategy import Strategy
 
 
@@ -146,8 +145,7 @@ def written(strategy: Strategy) -> int | None:
     them, and three that must have the same instructions. None: all are. Elements that are interleaved in pairs go
     through their layers in opposite directions, and an adaptive plan begins each layer with a tier of its own."""
     order = strategy.order
-    paired = any(isinstance(item, Pair) for rank in order.ranks for item in rank)
-    if paired or order.copies > 1 or strategy.recompute == "adaptive":
+    if order.paired or order.copies > 1 or strategy.recompute == "adaptive":
         return None
     return 2 * (strategy.prefetch + 2) + 1
 

@@ -8,14 +8,14 @@ outstanding sends of that channel is full, and at the end for the rest.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache, partial
-from itertools import pairwise, zip_longest
+from itertools import chain, pairwise, repeat
 
 from titan.compiler.passes.blocks import Chunk
 from titan.compiler.plan.instruction import Instruction
 from titan.compiler.plan.program import Block, BlockCall
 from titan.compiler.schedules.order import Element, Order, Pair
-from titan.compiler.schedules.wiring import parts
 
 
 def transfer_blocks(chunk: Chunk, training: bool) -> tuple[Block, ...]:
@@ -45,44 +45,55 @@ _CALL = partial(tuple.__new__, BlockCall)  # of a pair: half the time of a call 
 
 
 class _Channel:
-    """Messages of one kind between two ranks, each by the chunk that receives it and its micro-batch, in the order in
-    which they are sent; as calls of the receiver and of the sender. Of these `posted`, `begun` and `ended` are made."""
+    """Messages of one kind between two ranks, by the elements that send them, in order. `received` are the calls of the
+    receiver, so many of which are `posted`; `ended` what the sender calls before each send, and then what is left at
+    the end."""
 
-    __slots__ = ("begun", "ended", "kind", "messages", "onward", "places", "posted", "received", "sent")
+    __slots__ = ("ended", "kind", "messages", "onward", "posted", "received")
 
     def __init__(self, kind: str) -> None:
         self.kind, self.onward = kind, 1 if kind == "x" else -1
-        self.messages: list[tuple[int, int]] = []
-        self.places: dict[tuple[int, int], int] = {}
+        self.messages: list[Element] = []
         self.received: list[BlockCall] = []
-        self.sent: list[BlockCall] = []
-        self.posted = self.begun = self.ended = 0
+        self.ended: _Ended = iter(())
+        self.posted = 0
 
-    def number(self) -> None:
+    def write(self, window: int, alone: Sequence[tuple[int]]) -> None:
         """Makes the calls when all messages are known."""
-        chunks = {receiver for receiver, _ in self.messages}
-        received = {c: f"recv.{self.kind}.c{c}" for c in chunks}
-        sent = {c: f"sent.{self.kind}.c{c - self.onward}" for c in chunks}
-        self.places = {message: place for place, message in enumerate(self.messages)}
-        self.received = [_CALL((received[c], (micro_batch,))) for c, micro_batch in self.messages]
-        self.sent = [_CALL((sent[c], (micro_batch,))) for c, micro_batch in self.messages]
+        chunks = [chunk for _, chunk, _ in self.messages]
+        arguments = [alone[micro_batch] for _, _, micro_batch in self.messages]
+        sent = {c: f"sent.{self.kind}.c{c}" for c in set(chunks)}
+        received = {c: f"recv.{self.kind}.c{c + self.onward}" for c in sent}
+        self.received = list(map(_CALL, zip(map(received.__getitem__, chunks), arguments, strict=True)))
+        ends = map(_CALL, zip(map(sent.__getitem__, chunks), arguments, strict=True))
+        self.ended = chain(repeat((), window), zip(ends, strict=True))
+
+    def post(self, number: int, calls: list[BlockCall]) -> None:
+        """Calls the receive of a message, behind those of all that come before it, unless that is done."""
+        while self.posted <= number:
+            calls.append(self.received[self.posted])
+            self.posted += 1
 
 
-_Ends = dict[tuple[str, int], _Channel]  # by phase and chunk of the elements at this end
-_Awaited = tuple[tuple[_Channel, tuple[int, int]], ...]
-_Step = tuple[_Awaited, tuple[_Channel, ...], BlockCall]  # messages awaited, sends, call
+_Called = Sequence[BlockCall]
+_Ended = Iterator[_Called]
+_End = tuple[_Channel, dict[int, int]]  # a channel, and numbers of its messages to one chunk by micro-batch
+_Ends = dict[tuple[str, int], _End]  # by phase and chunk of the elements at this end
 
 
 @lru_cache(maxsize=8)  # plans that differ in the tiers of their layers have one order
 def transfers(order: Order, window: int, forward: str = "F") -> tuple[tuple[BlockCall, ...], ...]:
     """Block calls of every rank. `forward` names the forward blocks (E in an evaluation)."""
     incoming, outgoing = _channels(order)
-    words = {"F": forward, "B": "B", "I": "I", "W": "W"}
-    names = {(p, c): f"{word}.c{c}" for p, word in words.items() for c in range(len(order.placement))}
-    programs = [[_step(item, incoming, outgoing, names) for item in items] for items in order.ranks]
-    for channel in dict.fromkeys(outgoing.values()):
-        channel.number()
-    return tuple(_calls(steps, window) for steps in programs)
+    used = [_send(order.elements(rank), outgoing) for rank in range(len(order.ranks))]
+    alone = [(i,) for i in range(1 + max((e.micro_batch for e in order.elements(0)), default=-1))]
+    for channel in chain.from_iterable(used):
+        channel.write(window, alone)
+    writer = _Writer(order, forward, incoming, outgoing, alone)
+    programs = [writer.calls(items) for items in order.ranks]
+    for calls, channels in zip(programs, used, strict=True):
+        calls += chain.from_iterable(chain.from_iterable(channel.ended for channel in channels))
+    return tuple(map(tuple, programs))
 
 
 def _channels(order: Order) -> tuple[_Ends, _Ends]:
@@ -92,52 +103,74 @@ def _channels(order: Order) -> tuple[_Ends, _Ends]:
     outgoing: _Ends = {}
     for chunk, (here, there) in enumerate(pairwise(order.placement)):
         if not order.last(chunk) and here != there:
-            forwards = found.setdefault((here, there, "x"), _Channel("x"))
+            forwards: _End = (found.setdefault((here, there, "x"), _Channel("x")), {})
             outgoing["F", chunk] = incoming["F", chunk + 1] = forwards
-            backwards = found.setdefault((there, here, "d"), _Channel("d"))
+            backwards: _End = (found.setdefault((there, here, "d"), _Channel("d")), {})
             for phase in "BI":
                 outgoing[phase, chunk + 1] = incoming[phase, chunk] = backwards
     return incoming, outgoing
 
 
-def _step(item: Element | Pair, incoming: _Ends, outgoing: _Ends, names: dict[tuple[str, int], str]) -> _Step:
-    """An item of a rank's order; what it sends is put into its channels."""
-    if isinstance(item, Pair):
-        one, other = (_step(element, incoming, outgoing, names) for element in parts(item))
-        f, b = item.forward, item.backward
-        call = BlockCall(f"F.c{f.chunk}+{b.phase}.c{b.chunk}", (f.micro_batch, b.micro_batch))
-        return one[0] + other[0], one[1] + other[1], call
-    phase, chunk, micro_batch = item
-    end = (phase, chunk)
-    channel, sends = incoming.get(end), outgoing.get(end)
-    if sends is not None:
-        sends.messages.append((chunk + sends.onward, micro_batch))
-    return (
-        () if channel is None else ((channel, (chunk, micro_batch)),),
-        () if sends is None else (sends,),
-        _CALL((names[end], (micro_batch,))),
-    )
+def _send(elements: Iterable[Element], outgoing: _Ends) -> list[_Channel]:
+    """Tells channels their messages from one rank; those channels, as they come into use."""
+    used: list[_Channel] = []
+    for element in elements:
+        phase, chunk, micro_batch = element
+        end = outgoing.get((phase, chunk))
+        if end is not None:
+            channel, numbers = end
+            if not channel.messages:
+                used.append(channel)
+            numbers[micro_batch] = len(channel.messages)
+            channel.messages.append(element)
+    return used
 
 
-def _calls(steps: list[_Step], window: int) -> tuple[BlockCall, ...]:
-    """Calls of one rank: of its steps, of receives one step ahead, and of the ends of sends."""
-    found: list[BlockCall] = []
-    used: dict[_Channel, None] = {}  # those that are sent on, in order
-    for following, step in zip_longest(steps, (None, *steps)):
-        for channel, message in following[0] if following else ():
-            last = channel.places[message] + 1
-            if last > channel.posted:
-                found += channel.received[channel.posted : last]
-                channel.posted = last
-        if step is None:
-            continue
-        for channel in step[1]:
-            used[channel] = None
-            while channel.begun - channel.ended >= window:
-                found.append(channel.sent[channel.ended])
-                channel.ended += 1
-            channel.begun += 1
-        found.append(step[2])
-    for channel in used:
-        found += channel.sent[channel.ended : channel.begun]
-    return tuple(found)
+class _Writer:
+    """Writes the calls of ranks. `elements`, by phase and chunk: their block, what they wait for, what ends before they
+    send; `alone` are the arguments of their calls."""
+
+    def __init__(
+        self, order: Order, forward: str, incoming: _Ends, outgoing: _Ends, alone: Sequence[tuple[int]]
+    ) -> None:
+        self.alone = alone
+        self.elements: dict[tuple[str, int], tuple[str, _End | None, _Ended]] = {}
+        nothing: _Ended = repeat(())
+        for phase, word in {"F": forward, "B": "B", "I": "I", "W": "W"}.items():
+            for chunk in range(len(order.placement)):
+                end = (phase, chunk)
+                ended = outgoing[end][0].ended if end in outgoing else nothing
+                self.elements[end] = (f"{word}.c{chunk}", incoming.get(end), ended)
+
+    def calls(self, items: Sequence[Element | Pair]) -> list[BlockCall]:
+        """Calls of one rank: of its items, of receives one item ahead, and of the ends of sends behind the window."""
+        elements, alone = self.elements, self.alone
+        found: list[BlockCall] = []
+        before: tuple[_Called, BlockCall] | None = None  # of the item before: behind the receives for this one
+        for item in items:
+            if isinstance(item, Pair):
+                ends, call = self._pair(item, found)
+            else:
+                phase, chunk, micro_batch = item
+                block, incoming, ended = elements[phase, chunk]
+                if incoming is not None:
+                    channel, numbers = incoming
+                    channel.post(numbers[micro_batch], found)
+                ends, call = next(ended), _CALL((block, alone[micro_batch]))
+            if before is not None:
+                found += before[0]
+                found.append(before[1])
+            before = ends, call
+        return found if before is None else [*found, *before[0], before[1]]
+
+    def _pair(self, item: Pair, found: list[BlockCall]) -> tuple[_Called, BlockCall]:
+        """What ends before both halves send, and their call; what they wait for is received."""
+        ends: list[BlockCall] = []
+        for phase, chunk, micro_batch in item:
+            _, incoming, ended = self.elements[phase, chunk]
+            if incoming is not None:
+                channel, numbers = incoming
+                channel.post(numbers[micro_batch], found)
+            ends += next(ended)
+        blocks = [self.elements[half[:2]][0] for half in item]
+        return ends, BlockCall("+".join(blocks), tuple(half.micro_batch for half in item))

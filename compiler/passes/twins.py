@@ -7,7 +7,8 @@ else of it than what `Kind` holds, with layers counted from the rank's first; of
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import fields
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from titan.compiler.passes.ahead import Orders
@@ -29,12 +30,15 @@ class Kind:
 
     numbers   of the layers that its chunks name, in order, each by the place where it comes first
     chunks    neighbours, phases and layers of each chunk: part, tier, whether on the host, bucket of each parameter
-    buckets   all that is known of them but how large they are
+    buckets   names, homes where there are several, and all else that is known of them but how large they are
     """
 
     numbers: tuple[int, ...]
     chunks: tuple[object, ...]
-    buckets: tuple[Bucket, ...]
+    buckets: tuple[tuple[object, ...], ...]
+
+
+_REST = attrgetter(*(f.name for f in fields(Bucket) if f.name not in ("name", "homes", "elements")))
 
 
 def phases_of(chunk: Chunk, called: Collection[str]) -> frozenset[str]:
@@ -71,8 +75,7 @@ class Closing:
             return tuple(BlockCall(name(call.block), call.arguments) for call in calls)
 
         blocks = tuple(
-            replace(block, name=name(block.name), instructions=Renamed(tuple(block.instructions), here))
-            for block in self.blocks
+            Block(name(block.name), block.parameters, Renamed(tuple(block.instructions), here)) for block in self.blocks
         )
         return Closing(chunks, blocks, called(self.calls), tuple((word, called(calls)) for word, calls in self.orders))
 
@@ -98,7 +101,7 @@ class Model:
 
         def renamed(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
             texts = (like.instructions(tuple(block.instructions)) for block in blocks)
-            return tuple(replace(b, name=name(b.name), instructions=t) for b, t in zip(blocks, texts, strict=True))
+            return tuple(Block(name(b.name), b.parameters, t) for b, t in zip(blocks, texts, strict=True))
 
         drafts = tuple(like.draft(draft, name(draft.name)) for draft in self.away.drafts)
         return renamed(self.transfers), Away(drafts, renamed(self.away.blocks))
@@ -128,7 +131,5 @@ def kind(
             if layer is not None
         )
         found.append((chunk.before, chunk.after, phases_of(chunk, called), layers))
-    sized = tuple(
-        replace(b, name=name(f"p.{b.name}"), elements=0, homes=b.homes if len(b.homes) > 1 else ()) for b in buckets
-    )
-    return Kind(tuple(numbers[layer] for layer in named), tuple(found), sized)
+    known = tuple((name(f"p.{b.name}"), b.homes if len(b.homes) > 1 else (), _REST(b)) for b in buckets)
+    return Kind(tuple(numbers[layer] for layer in named), tuple(found), known)

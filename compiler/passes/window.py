@@ -13,6 +13,7 @@ from titan.compiler.passes.transfers import transfers
 from titan.compiler.plan.program import BlockCall
 from titan.compiler.schedules.order import Order
 from titan.compiler.schedules.registry import schedule_row
+from titan.compiler.schedules.timetable import Durations, timetable
 from titan.compiler.strategy import Strategy
 
 SIZES = (2, 3, 4, 6, 8, 12, 16, 24, 32)  # at least two: one slot would tie neighbours together at every jitter
@@ -35,7 +36,7 @@ def _of_schedule(schedule: str, ranks: int, chunks: int) -> int:
 def _smallest(order: Order, most: int) -> int:
     if len(order.ranks) == 1:
         return SIZES[0]
-    unbounded = _makespan(order, most)
+    unbounded = timetable(order, Durations.unit(len(order.placement))).makespan
     return next((size for size in SIZES if _makespan(order, size) == unbounded), most)
 
 
@@ -64,7 +65,7 @@ def _run(
     call: BlockCall, clock: int, order: Order, posted: dict[tuple[str, int], int], sent: dict[tuple[str, int], int]
 ) -> int | None:
     """Clock after a call, None if it cannot run yet."""
-    word, halves = _read(call.block)
+    word, halves, length = _read(call.block)
     if word == "recv":
         posted[call.block, call.arguments[0]] = clock
         return clock
@@ -79,7 +80,7 @@ def _run(
             clock = max(clock, sent[key])
         elif not _local(half.kind, half.chunk, order):
             return None
-    clock += sum(half.length for half in halves)
+    clock += length
     for half, micro_batch in zip(halves, call.arguments, strict=True):
         if half.onward:
             sent[half.onward, micro_batch] = clock
@@ -88,31 +89,31 @@ def _run(
 
 class _Half(NamedTuple):
     """What a block does of a chunk: takes `x` in a forward, `d` in a backward, which its `receive` may bring, and sends
-    the same to where `onward` receives it; `w`: neither, in a weight gradient. `length` in unit times."""
+    the same to where `onward` receives it; `w`: neither, in a weight gradient."""
 
     kind: str
     chunk: int
     receive: str
     onward: str
-    length: int = 0
 
 
 @cache
-def _read(block: str) -> tuple[str, tuple[_Half, ...]]:
-    """`recv`, `sent` or nothing, and the halves that are computed, or that have sent."""
+def _read(block: str) -> tuple[str, tuple[_Half, ...], int]:
+    """`recv`, `sent` or nothing, the halves that are computed, or that have sent, and how long that takes."""
     if block.startswith("recv."):
-        return "recv", ()
+        return "recv", (), 0
     if block.startswith("sent."):
         _, kind, chunk = block.split(".")
-        return "sent", (_half(kind, int(chunk[1:])),)
+        return "sent", (_half(kind, int(chunk[1:])),), 0
     halves = [name.split(".c") for name in block.split("+")]
     kinds = {"F": "x", "E": "x", "B": "d", "I": "d", "W": "w"}
-    return "", tuple(_half(kinds[phase], int(chunk), 2 if phase == "B" else 1) for phase, chunk in halves)
+    length = sum(2 if phase == "B" else 1 for phase, _ in halves)
+    return "", tuple(_half(kinds[phase], int(chunk)) for phase, chunk in halves), length
 
 
-def _half(kind: str, chunk: int, length: int = 0) -> _Half:
+def _half(kind: str, chunk: int) -> _Half:
     onward = f"recv.{kind}.c{chunk + (1 if kind == 'x' else -1)}" if kind in "xd" else ""
-    return _Half(kind, chunk, f"recv.{kind}.c{chunk}", onward, length)
+    return _Half(kind, chunk, f"recv.{kind}.c{chunk}", onward)
 
 
 def _local(kind: str, chunk: int, order: Order) -> bool:

@@ -18,54 +18,21 @@ such calls get a variant of the block.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import field, replace
 from functools import cached_property
 from operator import itemgetter
 
 from titan.compiler.passes.draft import Draft, Twin
 from titan.compiler.passes.liveness import liveness
-from titan.compiler.passes.overlap import NEXT, OWN, Early, Overlap, overlap
+from titan.compiler.passes.marks import NONE, Ends, Marks, Place, by_place, ends_of, usual_places
+from titan.compiler.passes.overlap import OWN, Early, Overlap, overlap
 from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.instruction import Instruction
-from titan.compiler.plan.listing import Renaming
 from titan.compiler.plan.program import Block, BlockCall, Bucket
 
 GATHER, REDUCE = "data.gather", "data.reduce"  # streams
 BETWEEN = "data.replicate"  # the factor of data over which shards are copies of each other (HSDP)
-
-
-@dataclass(frozen=True)
-class Marks:
-    """What is special about one call: buckets read for the first or last time, gradients added to for the last time,
-    and what it issues for the element that follows, whose name is `following`."""
-
-    opens: frozenset[str] = frozenset()
-    closes: frozenset[str] = frozenset()
-    complete: frozenset[str] = frozenset()
-    early: tuple[Early, ...] = ()
-    following: str = ""
-
-    @cached_property
-    def word(self) -> str:
-        """What it adds to the name of the block."""
-        words = (".first" if self.opens else "", ".last" if self.closes or self.complete else "")
-        return "".join(words) + (f".to_{self.following.replace('.c', '')}" if self.early else "")
-
-    def renamed(self, renaming: Renaming) -> Marks:
-        """The same of a role in other layers."""
-        opens, closes, complete = (
-            frozenset(renaming.name(f"p.{name}")[2:] for name in names)
-            for names in (self.opens, self.closes, self.complete)
-        )
-        early = tuple(replace(item, issue=renaming.instruction(item.issue)) for item in self.early)
-        return Marks(opens, closes, complete, early, self.following)
-
-    @cached_property
-    def symbols(self) -> tuple[str, ...]:
-        """Parameters that stand for micro-batches of the element that follows."""
-        names = {name.rstrip("?").partition(":")[2] for item in self.early for name in item.issue.writes}
-        return tuple(symbol for symbol in NEXT if symbol in names)
 
 
 @dataclass(frozen=True)
@@ -101,7 +68,8 @@ class Sharding:
         self.choices = choices
         self._model = model  # not itself: a cycle would keep all that it has written
         self.blocks: dict[tuple[str, Marks], Block] = {}
-        self._texts: dict[tuple[str, Marks], tuple[Instruction, ...]] = {}
+        self._taken: set[str] = set()  # names of blocks
+        self._texts: dict[tuple[object, ...], tuple[Instruction, ...]] = {}
         self._uses: dict[str, list[dict[str, list[int]]]] = {}
         self.first: dict[tuple[str, frozenset[str]], tuple[Early, ...]] = {}
         self.between: dict[str, Block] = {}  # blocks that issue what no element can issue for the next
@@ -114,7 +82,8 @@ class Sharding:
         """The calls with the names of variants where a call is the first or last of something, or issues something for
         the next."""
         names, plain = [call.block for call in calls], Marks()
-        marks = self._marks(names)
+        ends = ends_of(names)
+        marks = self._marks(ends)
 
         def early(position: int, number: int, half: str) -> tuple[Early, ...]:
             return self._early(self.drafts[half], marks.get((position, number), plain).opens)
@@ -123,9 +92,9 @@ class Sharding:
         places = overlap(calls, self.drafts, early, marked) if self._ahead else Overlap()
         self.between |= places.blocks
         special = marked | places.under.keys()
-        usual = dict.fromkeys(names)  # names of calls that are nothing special
+        usual: dict[str, str] = {}  # other names of calls that are nothing special
         found = list(calls)
-        for position in sorted({*special, *_first_of_each(names, special)}):
+        for position in sorted({*special, *usual_places(names, ends, special)}):
             call, under, name = calls[position], places.under.get(position), names[position]
             halves = name.split("+")
             if halves[0] in self.drafts:
@@ -133,15 +102,16 @@ class Sharding:
                 if under is not None:
                     of[-1] = replace(of[-1], early=under.early, following=under.name)
                 name = "+".join(self._block(half, mark).name for half, mark in zip(halves, of, strict=True))
+            if name == call.block:
+                continue
             if position not in special:
                 usual[call.block] = name
-            elif name != call.block:
+            else:
                 found[position] = BlockCall(name, (*call.arguments, *(under.arguments if under else ())))
-        if any(name not in (None, block) for block, name in usual.items()):
-            for position, (block, arguments) in enumerate(calls):
-                if position not in special:
-                    found[position] = BlockCall(usual[block] or block, arguments)
-        return (*self._opening(names), *places.called(found))
+        for position, (block, arguments) in enumerate(calls if usual else ()):
+            if block in usual and position not in special:
+                found[position] = BlockCall(usual[block], arguments)
+        return (*self._opening(ends), *places.called(found))
 
     def finished(self) -> tuple[Block, ...]:
         """Every block that an order calls, in the order of the drafts."""
@@ -149,36 +119,36 @@ class Sharding:
         written = sorted(self.blocks.items(), key=lambda item: names.index(item[0][0]))
         return (*self.between.values(), *(block for _, block in written))
 
-    def _marks(self, names: list[str]) -> dict[tuple[int, int], Marks]:
-        """What is special, by position of the call and number of the half."""
-        ends = dict(zip(names, range(len(names)), strict=True))
-        begins = dict(zip(reversed(names), range(len(names) - 1, -1, -1), strict=True))
-        opening: dict[str, tuple[int, int]] = {}  # of each draft: its first call and its last
-        closing: dict[str, tuple[int, int]] = {}
-        for block in begins:
+    def _marks(self, ends: dict[str, Ends]) -> dict[Place, Marks]:
+        """What is special, by position of the call and number of the half. `ends`: first and last call of each name."""
+        halves: dict[str, tuple[Place, Place]] = {}  # of each draft: its first call and its last
+        for block, (begin, end) in ends.items():
             for number, half in enumerate(block.split("+")):
-                opening[half] = min(opening.get(half, (begins[block], number)), (begins[block], number))
-                closing[half] = max(closing.get(half, (ends[block], number)), (ends[block], number))
-        first: dict[str, tuple[int, int]] = {}
-        last: dict[str, tuple[int, int]] = {}
-        added: dict[str, tuple[int, int]] = {}
-        for half in (h for h in opening if h in self.drafts):
-            draft = self.drafts[half]
-            for name in draft.reads:
-                first[name] = min(first.get(name, opening[half]), opening[half])
-                last[name] = max(last.get(name, closing[half]), closing[half])
-            for name in draft.updates:
-                added[name] = max(added.get(name, closing[half]), closing[half])
-        if not self.choices.once:
-            first, last = {}, {}
-        first, last = ({b: p for b, p in table.items() if self._sharded(b, "p")} for table in (first, last))
-        added = {b: p for b, p in added.items() if reduces_early(self.buckets[b])}
+                first, last = halves.get(half, ((begin, number), (end, number)))
+                halves[half] = min(first, (begin, number)), max(last, (end, number))
+        opens: dict[str, Place] = {}
+        closes: dict[str, Place] = {}
+        complete: dict[str, Place] = {}
+        for half, (first, last) in halves.items():
+            draft = self.drafts.get(half)
+            for name in draft.reads & self._once if draft else ():
+                opens[name] = min(opens.get(name, first), first)
+                closes[name] = max(closes.get(name, last), last)
+            for name in draft.updates & self._summed if draft else ():
+                complete[name] = max(complete.get(name, last), last)
+        read, left, summed = map(by_place, (opens, closes, complete))
+        places = read.keys() | left.keys() | summed.keys()
+        return {p: Marks(read.get(p, NONE), left.get(p, NONE), summed.get(p, NONE)) for p in places}
 
-        def at(table: dict[str, tuple[int, int]], place: tuple[int, int]) -> frozenset[str]:
-            return frozenset(bucket for bucket, found in table.items() if found == place)
+    @cached_property
+    def _once(self) -> frozenset[str]:
+        """Buckets that are gathered once a step."""
+        return frozenset(name for name in self.buckets if self.choices.once and self._sharded(name, "p"))
 
-        places = {*first.values(), *last.values(), *added.values()}
-        return {place: Marks(at(first, place), at(last, place), at(added, place)) for place in places}
+    @cached_property
+    def _summed(self) -> frozenset[str]:
+        """Buckets whose gradients are summed once a step, under the last backward."""
+        return frozenset(name for name, bucket in self.buckets.items() if reduces_early(bucket))
 
     @cached_property
     def _ahead(self) -> bool:
@@ -190,12 +160,14 @@ class Sharding:
         return kind in self.buckets[bucket].sharded
 
     def _block(self, name: str, marks: Marks) -> Block:
-        if (name, marks) not in self.blocks:
-            taken, word = {block.name for block in self.blocks.values()}, name + marks.word
+        found = self.blocks.get((name, marks))
+        if found is None:
+            word, taken = name + marks.word, self._taken
             word = next(w for w in (word, *(f"{word}{n}" for n in range(2, len(taken) + 3))) if w not in taken)
+            taken.add(word)
             text = self._text(self.drafts[name], marks)
-            self.blocks[name, marks] = Block(word, (*OWN[:1], *marks.symbols), text)
-        return self.blocks[name, marks]
+            found = self.blocks[name, marks] = Block(word, (*OWN[:1], *marks.symbols), text)
+        return found
 
     def _text(self, draft: Draft, marks: Marks) -> Sequence[Instruction]:
         """The instructions of a block, written at the first time for all roles that are alike."""
@@ -205,22 +177,24 @@ class Sharding:
 
     def written(self, draft: Draft, marks: Marks) -> tuple[Instruction, ...]:
         """The instructions of a block of this role."""
-        key = (draft.name, replace(marks, following=""))
-        if key not in self._texts:
+        key = (draft.name, marks.opens, marks.closes, marks.complete, marks.early)
+        found = self._texts.get(key)
+        if found is None:
             rewrite = _Rewrite(self, draft, marks)
             instructions = rewrite.run()
-            self._texts[key] = liveness(instructions, draft.outlive | rewrite.outlive, dict(draft.by_tier))
-        return self._texts[key]
+            found = liveness(instructions, draft.outlive | rewrite.outlive, dict(draft.by_tier))
+            self._texts[key] = found
+        return found
 
     def unshard(self, bucket: str, register: str) -> Instruction:
         group = self.buckets[bucket].shards
         return Instruction("unshard", (f"{register}?",), (f"p.{bucket}",), (), "", group, GATHER)
 
-    def _opening(self, names: list[str]) -> tuple[BlockCall, ...]:
-        """Gathers everything that is gathered once, in the order of its first use."""
+    def _opening(self, names: Iterable[str]) -> tuple[BlockCall, ...]:
+        """Gathers everything that is gathered once, in the order of its first use by the blocks of these names."""
         if not self.choices.once:
             return ()
-        halves = [h for h in dict.fromkeys(h for n in dict.fromkeys(names) for h in n.split("+")) if h in self.drafts]
+        halves = [h for h in dict.fromkeys(h for n in names for h in n.split("+")) if h in self.drafts]
         used = dict.fromkeys(b for h in halves for run in self.uses(self.drafts[h]) for b in run)
         if not used:
             return ()
@@ -292,11 +266,9 @@ class _Rewrite:
         return found
 
     @staticmethod
-    def _rename(names: dict[str, str], instruction: Instruction) -> Instruction:
-        def new(listed: tuple[str, ...]) -> tuple[str, ...]:
-            return tuple(names.get(name, name) for name in listed)
-
-        return replace(instruction, reads=new(instruction.reads), updates=new(instruction.updates))
+    def _rename(names: dict[str, str], i: Instruction) -> Instruction:
+        reads, updates = (tuple([names.get(name, name) for name in listed]) for listed in (i.reads, i.updates))
+        return Instruction(i.opcode, i.writes, reads, updates, i.unit, i.group, i.stream, i.attributes)
 
     # -- parameters ---------------------------------------------------------------------------------------------------
 
@@ -369,16 +341,3 @@ class _Rewrite:
         run = bisect_right(runs, uses[-1], key=itemgetter(0)) - 1
         place = runs[run + 1][-1] if run + 1 < len(runs) else len(self.draft.instructions) - 1
         self.after.setdefault(place, []).append(Instruction("wait", (), (token,)))
-
-
-def _first_of_each(names: list[str], special: Collection[int]) -> Iterator[int]:
-    """Of each name its first place that is not special."""
-    for name in dict.fromkeys(names):
-        place = names.index(name)
-        while place in special:
-            try:
-                place = names.index(name, place + 1)
-            except ValueError:
-                break
-        else:
-            yield place

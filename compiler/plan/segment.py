@@ -199,6 +199,7 @@ class Segment:
         return sum(self.types[n.removeprefix("d.")].bytes for n in names)
 
 
+@lru_cache(1 << 14)
 def bind(formal: str, layer: int | None) -> str:
     """Full parameter name of a formal in a layer."""
     return f"layers.{layer}{formal}" if formal.startswith(".") else formal

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from titan.compiler.schedules.listing import pulled
-from titan.compiler.schedules.order import Element, Order, Schedule, Times, vee
+from titan.compiler.schedules.order import ELEMENT, Element, Order, Schedule, Times, vee
 
 
 def zb_v(ranks: int, micro_batches: int) -> Order:
@@ -28,7 +28,7 @@ class _Rank:
         for phase in phases:
             done = self.count[phase, half]
             if done < self.limit:
-                self.elements.append(Element(phase, self.chunks[half], done))
+                self.elements.append(ELEMENT((phase, self.chunks[half], done)))
                 self.count[phase, half] = done + 1
 
     def program(self) -> tuple[Element, ...]:

@@ -6,7 +6,7 @@ F = I = W (Qi et al. 2023).
 
 from __future__ import annotations
 
-from titan.compiler.schedules.order import Element, Order, Schedule, Times, straight
+from titan.compiler.schedules.order import ELEMENT, Element, Order, Schedule, Times, straight
 
 
 def zb_h1(ranks: int, micro_batches: int) -> Order:
@@ -21,14 +21,14 @@ def zb_h2(ranks: int, micro_batches: int) -> Order:
 
 def _rank(rank: int, micro_batches: int, warm_up: int, late: int) -> tuple[Element, ...]:
     warm_up = min(warm_up, micro_batches)
-    program = [Element("F", rank, i) for i in range(warm_up)]
+    program = [ELEMENT(("F", rank, i)) for i in range(warm_up)]
     for i in range(micro_batches):
         if warm_up + i < micro_batches:
-            program.append(Element("F", rank, warm_up + i))
-        program.append(Element("I", rank, i))
+            program.append(ELEMENT(("F", rank, warm_up + i)))
+        program.append(ELEMENT(("I", rank, i)))
         if i >= late:
-            program.append(Element("W", rank, i - late))
-    program += [Element("W", rank, i) for i in range(max(0, micro_batches - late), micro_batches)]
+            program.append(ELEMENT(("W", rank, i - late)))
+    program += [ELEMENT(("W", rank, i)) for i in range(max(0, micro_batches - late), micro_batches)]
     return tuple(program)
 
 

@@ -98,7 +98,7 @@ def chunks(*layers: tuple[int, int], after: int = 1) -> tuple[Chunk, ...]:
 def test_what_ranks_of_one_kind_have_in_common() -> None:
     """Where messages come from and go to, and which layers of two chunks are the same, whatever their numbers."""
     buckets = plan("all inner ones").buckets
-    part: Any = SimpleNamespace(values=(SimpleNamespace(kind="parameter", name=".w"),))
+    part: Any = SimpleNamespace(parameters=(SimpleNamespace(name=".w"),))
     writer: Any = SimpleNamespace(
         strategy=Strategy(stages=(LAYERS,)),
         graph=SimpleNamespace(parts=(part, part, part)),
