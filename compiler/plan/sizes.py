@@ -50,27 +50,13 @@ def gradient_dtype(bucket_dtype: str) -> str:
     return "f64" if bucket_dtype == "f64" else "f32"
 
 
-class _Registers(dict[str, int]):
-    """Bytes of a register on the device; copies on the host (`host.`), tokens of transfers (`t.`), in-place collectives
-    (`u.`) and tiers (`tier.`) have none. Raises KeyError when neither the plan's tensors nor its segments know the
-    name."""
-
-    def __init__(self, typed: Callable[[str], int]) -> None:
-        super().__init__()
-        self.typed = typed
-
-    def __missing__(self, name: str) -> int:
-        found = self[name] = 0 if name.startswith(HOST) else self.typed(type_name(name))
-        return found
-
-
 class Sizes:
-    """Sizes of one plan, each worked out once. `register`: bytes of a register on the device."""
+    """Sizes of one plan, each worked out once."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self._types: dict[str, int] = {}
-        self.register = _Registers(self._typed).__getitem__
+        self._registers: dict[str, int] = {}
         self._flops: dict[str, Flops] = {}
         self._inside: dict[tuple[object, ...], Inside] = {}
         self._staged: dict[tuple[object, ...], Staging] = {}
@@ -115,6 +101,15 @@ class Sizes:
     def host(self, name: str) -> int:
         """Bytes of a register in host memory."""
         return self._typed(type_name(name)) if name.startswith(HOST) else 0
+
+    def register(self, name: str) -> int:
+        """Bytes of a register on the device; copies on the host (`host.`), tokens of transfers (`t.`), in-place
+        collectives (`u.`) and tiers (`tier.`) have none. Raises KeyError when neither the plan's tensors nor its
+        segments know the name."""
+        found = self._registers.get(name)
+        if found is None:
+            found = self._registers[name] = 0 if name.startswith(HOST) else self._typed(type_name(name))
+        return found
 
     def _typed(self, key: str) -> int:
         found = self._types.get(key)
