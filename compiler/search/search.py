@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from titan.compiler.spec.schema import Spec
 
 MANY = 1_000_000  # legal strategies from which on a second process pays for their bound
-WRITTEN = 50_000  # instructions up to which compiling a plan to see whether it is faster costs little
+WRITTEN = 50_000  # instructions up to which a plan is small
 SECOND = 4_000  # strategies up to which pricing the other kind too costs little
 MARGIN = 0.03  # about the error of the closed forms
 MESH = ("pipeline", "data", "context", "tensor")
@@ -219,7 +219,7 @@ def _unlike(ranked: list[Candidate], finalists: list[Finalist]) -> list[Candidat
     best, known = min(f.timeline.seconds for f in finalists), {_kind(f.strategy) for f in finalists}
     found: dict[tuple[object, ...], Candidate] = {}
     for c in ranked:
-        if c.estimate.seconds < best and c.work <= WORK and _kind(c.strategy) not in known:
+        if c.estimate.seconds < best and _small(c) and _kind(c.strategy) not in known:
             found.setdefault(_kind(c.strategy), c)
     return list(found.values())
 
@@ -242,8 +242,12 @@ def _rivals(spec: Spec, estimator: Estimator, priced: int, finalists: list[Final
     fitting = price(other, estimator, space, closed).fitting if space.families else []
     best = min(f.timeline.seconds for f in finalists)
     ranked = with_schedules(spec, estimator, _one_each(affordable(fitting, LARGE, MARGIN)[0], *MESH), closed, MARGIN)
-    small = [c for c in ranked if c.work <= WORK and c.written <= WRITTEN]
-    return [c for c in _one_each(small, *MESH) if c.estimate.seconds < best][:FINALISTS]
+    return [c for c in _one_each(list(filter(_small, ranked)), *MESH) if c.estimate.seconds < best][:FINALISTS]
+
+
+def _small(c: Candidate) -> bool:
+    """Whether compiling a plan to see whether it is faster costs little."""
+    return c.work <= WORK and c.written <= WRITTEN
 
 
 def _one_each(candidates: list[Candidate], *choices: str) -> list[Candidate]:
