@@ -16,7 +16,6 @@ from titan.compiler.plan.listing import Stretch, stretches, text
 from titan.compiler.plan.mesh import Group, Mesh
 from titan.compiler.plan.operators import DTYPE_BYTES, TensorType
 from titan.compiler.plan.segment import Segment
-from titan.compiler.plan.threads import Threads, threads
 
 _OPCODE = attrgetter("opcode")
 BEGUN = ".begun"  # ends the names of blocks of order `check` that run before the next step's body
@@ -126,25 +125,13 @@ class Role:
         return dict(self.orders)[name]
 
     @cached_property
-    def begun(self) -> frozenset[tuple[str, str]]:
-        """Pairs of orders of which the first is the beginning of the second, and shorter."""
-        return frozenset(
-            (one, other)
-            for one, few in self.orders
-            for other, calls in self.orders
-            if len(few) < len(calls) and calls[: len(few)] == few
-        )
-
-    @cached_property
     def longest(self) -> tuple[str, ...]:
         """Orders that are not the beginning of another one."""
-        short = {one for one, _ in self.begun}
-        return tuple(name for name, _ in self.orders if name not in short)
-
-    @cached_property
-    def threads(self) -> dict[str, Threads]:
-        """By order, what each micro-batch meets."""
-        return threads(self)
+        return tuple(
+            name
+            for name, calls in self.orders
+            if not any(len(calls) < len(others) and others[: len(calls)] == calls for _, others in self.orders)
+        )
 
     def instructions(self, order: str = "train") -> Iterator[tuple[int, int, BlockCall, Instruction]]:
         """The unrolled program: (position of the call, index in the block, call, instruction with concrete names)."""

@@ -7,10 +7,9 @@ role's register names, one set per micro-batch parameter of the block.
 from __future__ import annotations
 
 from dataclasses import field
-from functools import lru_cache
 
 from titan.compiler.plan.frozen import dataclass
-from titan.compiler.plan.instruction import NAMES, Instruction
+from titan.compiler.plan.instruction import Instruction
 from titan.compiler.plan.program import Block, Role
 from titan.compiler.verify.findings import Finding, at
 
@@ -45,24 +44,10 @@ class Outline:
     accesses: list[tuple[int, str, bool]]  # (index, name, changes it) of the names in `reads` and `changes`
 
 
-@lru_cache(NAMES)
 def split(name: str) -> tuple[str, str]:
     """`x.l5:i` -> (`x.l5`, `i`)."""
     base, _, symbol = name.partition(":")
     return base, symbol
-
-
-class Bits(dict[str, tuple[str, int]]):
-    """By a name its micro-batch and the bit that stands for it; `numbers` are those of the bits."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.numbers: dict[str, int] = {}
-
-    def __missing__(self, name: str) -> tuple[str, int]:
-        base, symbol = split(name)
-        found = self[name] = symbol, 1 << self.numbers.setdefault(base, len(self.numbers))
-        return found
 
 
 @dataclass
@@ -193,13 +178,14 @@ class _Walk:
         self.state[name] = GONE
 
 
-def outline(role: Role, block: Block, bits: Bits) -> tuple[Outline, list[Finding]]:
+def outline(role: Role, block: Block, bits: dict[str, int]) -> tuple[Outline, list[Finding]]:
     """Checks a block alone and says what it demands of the calls before it. `bits` numbers the role's names."""
     walk = _Walk(role, block, frozenset(b.name for b in role.buffers))
     walk.run()
     masks = {symbol: Masks() for symbol in ("", *block.parameters)}
     for name, entry in walk.entry.items():
-        symbol, bit = bits[name]
+        base, symbol = split(name)
+        bit = 1 << bits.setdefault(base, len(bits))
         found = masks[symbol]
         found.touched |= bit
         if entry is VALUE:
@@ -214,7 +200,8 @@ def outline(role: Role, block: Block, bits: Bits) -> tuple[Outline, list[Finding
         elif after is PENDING:
             found.pending_after |= bit
     for _, name, changes in walk.accesses:
-        symbol, bit = bits[name]
+        base, symbol = split(name)
+        bit = 1 << bits.setdefault(base, len(bits))
         if changes:
             masks[symbol].changes |= bit
         else:

@@ -20,8 +20,8 @@ from titan.compiler.plan.instruction import (
 from titan.compiler.plan.opcodes import OPCODES
 from titan.compiler.plan.program import Block, Plan, Role
 from titan.compiler.plan.segment import TIERS, bind, parse_unit
-from titan.compiler.plan.threads import legs
 from titan.compiler.verify.findings import Finding, at, found_alike
+from titan.compiler.verify.threads import legs
 
 _BLOCK, _GIVEN = itemgetter(0), itemgetter(1)  # of a call
 _GROUPED = ("collective", "transfer")

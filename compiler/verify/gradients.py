@@ -7,13 +7,13 @@ One micro-batch stands for all that run the same blocks (`flow`); the buffers of
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import field
 
 from titan.compiler.plan.alike import Like
 from titan.compiler.plan.frozen import dataclass
-from titan.compiler.plan.program import Plan, Role
+from titan.compiler.plan.program import Block, Plan, Role
 from titan.compiler.plan.segment import bind, parse_unit
-from titan.compiler.plan.threads import Thread, pieces
 from titan.compiler.verify.ahead import ahead
 from titan.compiler.verify.findings import MOST, Finding, at, found_alike
 from titan.compiler.verify.flow import Flow
@@ -21,6 +21,7 @@ from titan.compiler.verify.loss import BUFFER, loss
 from titan.compiler.verify.micro_batch import evaluate_flow, forward_graph, train_flow
 from titan.compiler.verify.piece import Piece
 from titan.compiler.verify.rings import bare
+from titan.compiler.verify.threads import take_apart
 from titan.compiler.verify.updates import Step, noted, train_step, turns
 from titan.compiler.verify.whole import whole
 
@@ -53,20 +54,18 @@ class _Pieces:
 
     def __init__(self, role: Role) -> None:
         self.pieces: list[Piece] = []
-        self.numbers = [self._number(Piece(*piece)) for piece in pieces(role.blocks)]
+        self.numbers = {block.name: self._numbers(block) for block in role.blocks}
+
+    def _numbers(self, block: Block) -> tuple[int, ...]:
+        """Those of a block, by parameter; none where it does nothing."""
+        pieces = [Piece(block, symbol) for symbol in block.parameters]
+        return tuple(map(self._number, pieces)) if any(piece.does for piece in pieces) else ()
 
     def _number(self, piece: Piece) -> int:
-        """-1 where nothing is done."""
-        if not piece.does:
-            return -1
         number = next((n for n, other in enumerate(self.pieces) if other.does == piece.does), len(self.pieces))
         if number == len(self.pieces):
             self.pieces.append(piece)
         return number
-
-    def followed(self, thread: Thread) -> Thread:
-        """What a micro-batch meets, as it is numbered here."""
-        return tuple(number for number in map(self.numbers.__getitem__, thread) if number >= 0)
 
 
 class _Follower:
@@ -75,18 +74,21 @@ class _Follower:
 
     def __init__(self, plan: Plan, role: Role, order: str, pieces: _Pieces) -> None:
         self.plan, self.role, self.order, self.pieces = plan, role, order, pieces
-        self.known: dict[Thread, int] = {}  # kinds by the numbers of their pieces
+        self.known: dict[tuple[int, ...], int] = {}  # kinds by the numbers of their pieces
         self.flows: list[Flow] = []
 
     def follow(self, like: Like) -> _Program:
-        threads = like.role.threads[self.order]
-        kinds = {thread: self.number(self.pieces.followed(thread)) for thread in threads.different()}
         found = _Program(like, self.order)
-        found.kinds = {batch: kinds[thread] for batch, thread in threads.batches.items()}
+        batches: defaultdict[int, list[int]] = defaultdict(list)
+        numbers = {name: self.pieces.numbers[block.name] for name, block in like.blocks.items()}
+        take_apart(like.role.order(self.order), numbers, batches)
+        listed = dict(zip(batches, map(tuple, batches.values()), strict=True))
+        kinds = {pieces: self.number(pieces) for pieces in dict.fromkeys(listed.values())}
+        found.kinds = {batch: kinds[pieces] for batch, pieces in listed.items()}
         found.flows = {number: self.flows[number] for number in kinds.values()}
         return found
 
-    def number(self, listed: Thread) -> int:
+    def number(self, listed: tuple[int, ...]) -> int:
         """The kind of a micro-batch that meets these pieces, in this order."""
         if listed not in self.known:
             self.known[listed] = len(self.flows)

@@ -16,9 +16,9 @@ from titan.compiler.plan.listing import distinct
 from titan.compiler.plan.opcodes import OPCODES
 from titan.compiler.plan.operators import TensorType
 from titan.compiler.plan.program import Block, BlockCall, Plan, Role
-from titan.compiler.plan.threads import legs
 from titan.compiler.verify.findings import MOST, Finding, at, crosses_programs, found_alike
 from titan.compiler.verify.rings import in_ring, ring_matching
+from titan.compiler.verify.threads import legs
 
 _COLLECTIVE = frozenset(n for n, row in OPCODES.items() if row.kind == "collective") | {"unshard", "reduce_grad"}
 _TRANSFER = frozenset(n for n, row in OPCODES.items() if row.kind == "transfer")

@@ -20,9 +20,9 @@ from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.instruction import Instruction, base_name
 from titan.compiler.plan.listing import distinct
 from titan.compiler.plan.program import Block, BlockCall, Plan, Role
-from titan.compiler.plan.threads import legs
 from titan.compiler.verify.findings import Finding, at, crosses_programs, found_alike
 from titan.compiler.verify.rings import in_ring, ring_progress
+from titan.compiler.verify.threads import legs
 
 _MANY = 1 << 20  # more than there are micro-batches
 STREAM = "stream "  # begins the names of queues that are no channels

@@ -14,10 +14,9 @@ from dataclasses import field
 from titan.compiler.plan.alike import Like
 from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.program import Plan, Role
-from titan.compiler.plan.threads import Threads, legs
-from titan.compiler.verify.block_registers import GONE, PENDING, VALUE, Bits, Masks, Outline, outline, split
+from titan.compiler.verify.block_registers import GONE, PENDING, VALUE, Masks, Outline, outline, split
 from titan.compiler.verify.findings import MOST, Finding, at, found_alike
-from titan.compiler.verify.threads import STEP, Pieces, StepThread
+from titan.compiler.verify.threads import STEP, Pieces, Threads, legs
 
 _DEMANDS = {
     VALUE: ("T710", "is read but holds no value here: not written yet, or freed"),
@@ -182,20 +181,20 @@ class _Kind:
 
     def __init__(self, role: Role) -> None:
         self.role = role
-        self.bits = Bits()
+        self.bits: dict[str, int] = {}
         self.outlines: dict[str, Outline] = {}
         self.findings: list[Finding] = []
         for block in role.blocks:
             self.outlines[block.name], found = outline(role, block, self.bits)
             self.findings += found
         self.pieces = Pieces(self.outlines)
-        self.proven: set[tuple[object, ...]] = set()
+        self.proven: set[tuple[int, ...]] = set()
 
-    def order(self, like: Like, name: str, step: StepThread) -> list[Finding]:
-        """Findings of an order of one of the roles, with the thread of its step."""
-        if self.apart(name, like.role.threads[name], tuple(step.blocks)):
+    def order(self, like: Like, name: str, threads: Threads) -> list[Finding]:
+        """Findings of an order of one of the roles, whose threads are given."""
+        if threads.apart and all(self.holds(name, thread) for thread in threads.all()):
             return []
-        automaton = _Automaton(self.role, self.outlines, self.bits.numbers)
+        automaton = _Automaton(self.role, self.outlines, self.bits)
         outlines = {mine: self.outlines[block.name] for mine, block in like.blocks.items()}
         for position, call in enumerate(like.role.order(name)):
             seen, arguments = outlines[call.block], call.arguments
@@ -209,21 +208,12 @@ class _Kind:
             automaton.close(name)
         return automaton.findings
 
-    def apart(self, order: str, threads: Threads, step: tuple[str, ...]) -> bool:
-        """Whether the order falls apart into threads, each of which is without findings."""
-        if not (threads.apart and self.pieces.apart):
-            return False
-        parts, steps = self.pieces.parts, self.pieces.steps
-        return self.holds(order, step, [steps[block] for block in step]) and all(
-            self.holds(order, thread, [parts[number] for number in thread]) for thread in threads.different()
-        )
-
-    def holds(self, order: str, thread: tuple[object, ...], parts: list[Outline]) -> bool:
+    def holds(self, order: str, thread: tuple[int, ...]) -> bool:
         """Whether a thread alone is without findings."""
         if thread not in self.proven:
-            automaton = _Automaton(self.role, self.outlines, self.bits.numbers)
-            for position, part in enumerate(parts):
-                automaton.call(position, part, (STEP,))
+            automaton = _Automaton(self.role, self.outlines, self.bits)
+            for position, number in enumerate(thread):
+                automaton.call(position, self.pieces.parts[number], (STEP,))
             automaton.close(order)
             if automaton.findings:
                 return False
@@ -233,12 +223,13 @@ class _Kind:
 
 def _role(like: Like, kind: _Kind) -> list[Finding]:
     found: dict[str, list[Finding]] = {}
-    steps: dict[str, StepThread] = {}
+    threads: dict[str, Threads] = {}
     named = {name: block.name for name, block in like.blocks.items()}
     for name, before in legs((like.role,)):
-        calls = like.role.order(name)[len(like.role.order(before)) if before else 0 :]
-        steps[name] = (steps.get(before) or StepThread(kind.pieces)).add(calls, named)
-        found[name] = kind.order(like, name, steps[name])
+        calls = like.role.order(name)
+        known = threads.get(before) or Threads(kind.pieces)
+        threads[name] = known.add(calls[len(like.role.order(before)) if before else 0 :], named)
+        found[name] = kind.order(like, name, known)
     return [finding for name, _ in like.role.orders for finding in found[name]]
 
 

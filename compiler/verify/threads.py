@@ -11,26 +11,67 @@ they demand values, or that nothing is borrowed (a contribution to a gradient), 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from operator import itemgetter
+from typing import TypeVar
 
-from titan.compiler.plan.program import BlockCall
+from titan.compiler.plan.program import BlockCall, Role
 from titan.compiler.verify.block_registers import Outline, split
 
-_BLOCK = itemgetter(0)  # of a call
+T = TypeVar("T")
 STEP = -1  # the "micro-batch" of registers that belong to the whole step
 
 
+def legs(roles: Sequence[Role]) -> list[tuple[str, str]]:
+    """The orders of roles, each with the longest one that it begins with in all of them ("": there is none) and that no
+    other one goes on from; that one stands before it. So what both have in common need be walked but once."""
+    names = [name for name, _ in roles[0].orders]
+    taken: set[str] = set()
+    found: list[tuple[str, str]] = []
+    for name in sorted(names, key=lambda name: len(roles[0].order(name))):
+        begun = [other for other, _ in found if other not in taken and _begins(roles, name, other)]
+        taken.update(begun[-1:])
+        found.append((name, begun[-1] if begun else ""))
+    return found
+
+
+def _begins(roles: Sequence[Role], name: str, other: str) -> bool:
+    orders = ((role.order(name), role.order(other)) for role in roles)
+    return all(len(few) < len(calls) and calls[: len(few)] == few for calls, few in orders)
+
+
+def take_apart(calls: Sequence[BlockCall], pieces: Mapping[str, tuple[T, ...]], found: dict[int, list[T]]) -> bool:
+    """Adds to each micro-batch of `found` the pieces that it meets; `pieces`: of each block, by parameter. Whether no
+    call has the same micro-batch twice."""
+    apart = True
+    for block, arguments in calls:
+        own = pieces[block]
+        if len(own) == 1:
+            found[arguments[0]].append(own[0])
+        elif own:
+            apart = apart and len({*arguments}) == len(own)
+            for argument, piece in zip(arguments, own, strict=True):
+                found[argument].append(piece)
+    return apart
+
+
 class Pieces:
-    """Blocks by their parameters, as outlines with one set of masks each, and what they do to the step's registers."""
+    """Blocks by their parameters: `parts` are outlines with one set of masks each."""
 
     def __init__(self, outlines: Mapping[str, Outline]) -> None:
-        self.parts = [_part(seen, symbol) for seen in outlines.values() for symbol in seen.block.parameters]
-        self.steps = {name: _part(seen, "") for name, seen in outlines.items()}
-        self.looks = {name for name, part in self.steps.items() if _looks(part)}  # all states are left as they are
-        self.idle = {name for name in self.looks if _idle(self.steps[name])}
+        self.parts: list[Outline] = []
+        self.numbers: dict[str, tuple[int, ...]] = {}  # block -> its parts, that of the step first
+        self.looks: set[int] = set()  # parts that leave all states as they are
+        self.idle: set[int] = set()  # parts that touch nothing
         self.apart = all(_own(seen) for seen in outlines.values())
+        for name, seen in outlines.items():
+            first = len(self.parts)
+            self.parts += (_part(seen, symbol) for symbol in seen.masks)
+            self.numbers[name] = tuple(range(first, len(self.parts)))
+            if _looks(self.parts[first]):
+                masks = self.parts[first].masks[""]
+                (self.looks if masks.touched or masks.reads or masks.changes else self.idle).add(first)
 
 
 def _own(seen: Outline) -> bool:
@@ -51,30 +92,33 @@ def _looks(part: Outline) -> bool:
     return not (part.waits or part.lent) and masks.value == masks.touched == masks.value_after
 
 
-def _idle(part: Outline) -> bool:
-    """Whether nothing is touched."""
-    (masks,) = part.masks.values()
-    return not (masks.touched or masks.reads or masks.changes)
-
-
-class StepThread:
-    """The blocks that the step's own registers meet, as far as calls were added."""
+class Threads:
+    """Calls taken apart, as far as they were added. `apart`: whether they may be."""
 
     def __init__(self, pieces: Pieces) -> None:
-        self.pieces = pieces
-        self.blocks: list[str] = []
-        self.looked: set[str] = set()
+        self.pieces, self.apart = pieces, pieces.apart
+        self.batches: defaultdict[int, list[int]] = defaultdict(list)
+        self.step: list[int] = []
+        self.looked: set[int] = set()
 
-    def add(self, calls: Iterable[BlockCall], named: Mapping[str, str]) -> StepThread:
+    def add(self, calls: Sequence[BlockCall], named: Mapping[str, str]) -> Threads:
         """Goes on by some calls; `named`: the blocks of the pieces by the names that are called."""
-        pieces = self.pieces
-        acting = {name: block for name, block in named.items() if block not in pieces.idle}
-        due = {name: block for name, block in acting.items() if block not in self.looked}
-        for name in filter(due.__contains__, map(_BLOCK, calls)):
-            self.blocks.append(due[name])
-            if due[name] in pieces.looks:
-                self.looked.add(due.pop(name))
-            else:
-                self.looked.clear()
-                due.update(acting)
+        numbers = {name: self.pieces.numbers[block] for name, block in named.items()}
+        own = {name: listed[1:] for name, listed in numbers.items()}
+        self.apart = take_apart(calls, own, self.batches) and self.apart
+        acting = {name: listed[0] for name, listed in numbers.items() if listed[0] not in self.pieces.idle}
+        due = {name: step for name, step in acting.items() if step not in self.looked}
+        for block, _ in calls:
+            if block in due:
+                self.step.append(due[block])
+                if due[block] in self.pieces.looks:
+                    self.looked.add(due.pop(block))
+                else:
+                    self.looked.clear()
+                    due = dict(acting)
         return self
+
+    def all(self) -> Iterator[tuple[int, ...]]:
+        """Each thread that is there, once."""
+        yield tuple(self.step)
+        yield from {tuple(thread): None for thread in self.batches.values()}
