@@ -91,9 +91,8 @@ class Finals:
             chosen = replace(chosen, strategy=replace(tiered.strategy, reasons=why))
             plan, ledger = with_settings(spec, tiered.plan, chosen.strategy), tiered.ledger
         else:
-            own = measured(
-                spec, chosen.strategy, self.machine, limit, lowered=likely
-            )  # most that are estimated to fit do
+            # most that are estimated to fit do: it is likely before it is measured
+            own = measured(spec, chosen.strategy, self.machine, limit, lowered=likely)
             plan, ledger = own.plan, own.ledger
         over = ledger.upper - limit
         mend = (self.mended < MENDED or candidate.work <= SMALL) and ledger.upper <= MENDABLE * limit
