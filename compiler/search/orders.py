@@ -29,9 +29,9 @@ from titan.compiler.strategy import Strategy
 if TYPE_CHECKING:
     from titan.compiler.spec.schema import Spec
 
-LISTED = 4  # pipelines, each with a schedule, that get a closed form of their own
+LISTED = 4  # pairs of pipeline and schedule after which only what may be faster than these gets a closed form
 CROWDED = 80  # the same where ranks share cores
-TIMED = 8  # of them that are timed by their orders
+TIMED = 8  # pairs, the first by closed form, that are timed by their orders
 ELEMENTS = 6500  # of an order that is timed; of a longer one two shorter ones are
 MOST = 65_000  # elements of all orders that are timed, beyond the first two
 PAYS = 12_000  # elements of all orders from which on a second process pays
@@ -53,7 +53,7 @@ def with_schedules(
         s = pair.candidate.strategy
         jobs.setdefault(f"{s.schedule} {s.chunks} {s.pipeline} {s.micro_batches}", []).append(pair)
     work = {name: partial(_all_timed, spec, estimator, listed, limit) for name, listed in jobs.items()}
-    pays = len(work) > 1 and sum(_elements(p.candidate.strategy) for p in chosen) > PAYS
+    pays = len(work) > 1 and sum(_timed_elements(p.candidate.strategy) for p in chosen) > PAYS
     found = [c for some in SharedWork(work, pays=pays).finish().values() for c in some]
     known = {p.number for p in chosen if p.stands}
     rest = (p.candidate for p in pairs if p not in chosen and not p.stands)
@@ -92,9 +92,9 @@ def _pairs(
 def _scheduled(spec: Spec, s: Strategy, first: bool) -> Iterator[Strategy]:
     """A pipeline with every schedule; an order is searched for where that is short, for the first or when asked."""
     for name, chunks in schedules(spec, s.pipeline, s.micro_batches):
-        solving = 3 * s.pipeline * s.micro_batches * chunks
-        if name != "solved" or (solving <= SOLVED and (first or _pinned(spec, name))):
-            changed = scheduled(spec, s, name, chunks)
+        changed = scheduled(spec, s, name, chunks)
+        short = _elements(changed, s.micro_batches) <= SOLVED
+        if name != "solved" or (short and (first or _pinned(spec, name))):
             # what keeps less may need no recompute where another schedule did
             yield changed.but(recompute="none") if spec.parallel.recompute.allows("none") else changed
 
@@ -118,16 +118,21 @@ def _likely(pairs: list[Pair], margin: float) -> list[Pair]:
     found: list[Pair] = []
     elements = 0
     for pair in pairs[:TIMED]:
-        elements += _elements(pair.candidate.strategy)
+        elements += _timed_elements(pair.candidate.strategy)
         if pair.seconds > (1 + 2 * margin) * pairs[0].seconds or (len(found) > 1 and elements > MOST):
             break
         found.append(pair)
     return found
 
 
-def _elements(s: Strategy) -> int:
+def _elements(s: Strategy, micro_batches: int) -> int:
+    """Of an order of a strategy with so many micro-batches, backwards split."""
+    return 3 * micro_batches * s.pipeline * s.chunks * schedule_row(s.schedule).copies
+
+
+def _timed_elements(s: Strategy) -> int:
     """Of the orders that are timed for a strategy."""
-    return 3 * sum({*rounds(s)}) * s.pipeline * s.chunks * schedule_row(s.schedule).copies
+    return _elements(s, sum({*rounds(s)}))
 
 
 def _pinned(spec: Spec, name: str) -> bool:
@@ -178,8 +183,7 @@ def _timed_body(strategy: Strategy, durations: Durations) -> tuple[float, float]
 def rounds(s: Strategy) -> tuple[int, int]:
     """Numbers of micro-batches whose orders are timed; twice the strategy's own where that is short."""
     row, own = schedule_row(s.schedule), s.micro_batches
-    elements = 3 * s.pipeline * own * s.chunks * row.copies
-    if elements > ELEMENTS and s.written_order is None and row.size is None:
+    if _elements(s, own) > ELEMENTS and s.written_order is None and row.size is None:
         for few in range(2 * s.pipeline + own % s.pipeline, own - s.pipeline, s.pipeline):  # the pipeline has filled
             more = few + s.pipeline
             if few + more >= own:
