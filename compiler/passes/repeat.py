@@ -147,12 +147,19 @@ def written(strategy: Strategy) -> int | None:
     order = strategy.order
     if order.paired or order.copies > 1 or strategy.recompute == "adaptive":
         return None
-    return 2 * (strategy.prefetch + 2) + 1
+    return 2 * (_reach(strategy) + 1) + 1
+
+
+def _reach(strategy: Strategy) -> int:
+    """How many layers from its own an instruction may lie: as far as parameters and values from the host come ahead of
+    their use, which in the backward of a ring lies in the layer above already."""
+    above = strategy.context_form == "ring" and strategy.offload in ("activations", "both")
+    return strategy.prefetch + 1 + above
 
 
 def shorter(graph: ModelGraph, strategy: Strategy) -> Shorter | None:
     """The model with at most so many alike layers in a row as are needed; None where that is all of them."""
-    reach, most = strategy.prefetch + 1, written(strategy)
+    reach, most = _reach(strategy), written(strategy)
     if most is None:
         return None
     layers = [(index, layer) for index, layer in graph.chain if layer is not None]

@@ -49,6 +49,10 @@ WAYS: dict[str, dict[str, Any]] = {
     },
     "split": {"pipeline": 2, "data": 2, "zero": 2, "schedule": "zero_bubble_h1", "micro_batches": 4},
     "host": {"data": 2, "zero": 1, "offload": "activations", "offloaded": tuple(range(10))},
+    "host under a ring": {
+        "context": 4, "context_form": "ring", "zero": 3, "stages": (32,), "offload": "activations",
+        "offloaded": tuple(range(18)),
+    },
 }  # fmt: skip
 
 
