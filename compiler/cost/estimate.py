@@ -50,7 +50,8 @@ SHARDING = frozenset(("zero", "shard", "reduce", "gather", "prefetch"))
 class _Body:
     """What of a strategy the ways to keep its state have in common: costs of a layer and of the head, layers that ranks
     work on per micro-batch, copies of the model, layers of the largest stage, bytes of communicators; once they were
-    asked for, its seconds and of them those of the fill, and bytes of activations by layers that are fetched ahead."""
+    asked for, its seconds and of them those of the fill, and bytes of activations by layers ahead that come from the
+    host."""
 
     layer: LayerCost
     head: LayerCost
@@ -116,9 +117,10 @@ class Estimator(MemoryForms):
 
     def _estimate(self, s: Strategy, body: _Body, limit: float) -> Estimate:
         stage, layer, micro_batches = body.stage, body.layer, body.micro_batches
-        kept = body.activations.get(s.prefetch)
+        ahead = s.prefetch if s.offload != "none" else 0
+        kept = body.activations.get(ahead)
         if kept is None:
-            kept = body.activations[s.prefetch] = self._activations(s, stage, micro_batches, layer, body.head)
+            kept = body.activations[ahead] = self._activations(s, stage, micro_batches, layer, body.head)
         tensors = self._peak(s, kept)
         slack = 1 + self.machine.figures["allocator_slack"]
         point = round(tensors * slack) + body.communicators + self.machine.reserved

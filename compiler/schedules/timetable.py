@@ -76,7 +76,7 @@ def timetable(order: Order, durations: Durations) -> Timetable:
     stuck = tuple((r, str(order.ranks[r][len(done)])) for r, done in enumerate(ends) if len(done) < len(order.ranks[r]))
     if stuck:
         raise StalledOrder(stuck)
-    work = tuple([sum([lengths[kind] for _, kind, _ in items]) for items in wiring.items])
+    work = tuple([sum([lengths[kind] for _, kind, _, _ in items]) for items in wiring.items])
     return Timetable(tuple(map(tuple, starts)), tuple(map(tuple, ends)), work)
 
 

@@ -167,17 +167,25 @@ class _Hunt:
 
     def _open(self, family: Family) -> None:
         """Queue the micro-batches of a family that can fit."""
-        numbers = range(len(family.batches))
         smallest = self._least(family, 0, -1)
         if smallest.estimate.memory > NEAR * self.limit:
             self.others[-self.priced] = smallest
-        most = NEAR * self.limit + self.dip
-        for number in numbers[: bisect_right(numbers, most, key=partial(self._bytes, family))]:
+        for number in range(self._number(family, smallest.estimate.memory)):
             s = family.member(number, family.experts[0])
             self._push(s, 0, (family, number) if len(family.experts) > 1 else ())
 
-    def _bytes(self, family: Family, number: int) -> int:
-        return self._least(family, number, -1).estimate.memory
+    def _number(self, family: Family, least: int) -> int:
+        """How many micro-batches of a family can fit, the smallest of which holds `least` bytes."""
+
+        def held(number: int) -> int:
+            return self._least(family, number, -1).estimate.memory
+
+        most, last = NEAR * self.limit + self.dip, len(family.batches) - 1
+        if least > most:
+            return 0
+        if last == 0 or held(last) <= most:
+            return last + 1
+        return bisect_right(range(last), most, 1, key=held)
 
     def _least(self, family: Family, number: int, tier: int) -> Candidate:
         """The thriftiest way to share and to shard with a tier of recompute."""
