@@ -85,13 +85,11 @@ class Strategy:
 
         Raises TypeError for a name that is no field.
         """
+        values = self.__dict__ | changes
+        if len(values) > len(self.__dict__):
+            raise TypeError(f"no choices: {', '.join(changes.keys() - self.__dict__.keys())}")
         found = object.__new__(Strategy)
-        values = found.__dict__
-        values.update(self.__dict__)
-        before = len(values)
-        values.update(changes)
-        if len(values) > before:
-            raise TypeError(f"no choices: {', '.join(values.keys() - self.__dict__.keys())}")
+        object.__setattr__(found, "__dict__", values)
         return found
 
     @property

@@ -16,7 +16,6 @@ from titan.compiler.cost.estimate_memory import Activations, MemoryForms
 from titan.compiler.cost.gathers import gather_seconds
 from titan.compiler.cost.layer import Cut, LayerCost, strided
 from titan.compiler.cost.machine import Machine
-from titan.compiler.cost.memory import upper_bound
 from titan.compiler.cost.network import transfer_seconds
 from titan.compiler.cost.offload import activation_seconds, state_seconds
 from titan.compiler.cost.shape import Shape
@@ -30,12 +29,11 @@ from titan.compiler.strategy import Strategy, expert_parts
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Step seconds (infinite where memory made them idle to know), peak bytes (point and upper bound) of the fullest
-    rank, layers of the largest stage, and of the seconds those in which 1F1B or GPipe fills and drains its stages."""
+    """Step seconds (infinite where memory made them idle to know), peak bytes of the fullest rank, layers of the
+    largest stage, and of the seconds those in which 1F1B or GPipe fills and drains its stages."""
 
     seconds: float
     memory: int
-    memory_upper: int
     stage: int
     fill: float = 0.0
 
@@ -121,11 +119,9 @@ class Estimator(MemoryForms):
         kept = body.activations.get(ahead)
         if kept is None:
             kept = body.activations[ahead] = self._activations(s, stage, micro_batches, layer, body.head)
-        tensors = self._peak(s, kept)
-        slack = 1 + self.machine.figures["allocator_slack"]
-        point = round(tensors * slack) + body.communicators + self.machine.reserved
+        memory = round(self._peak(s, kept) * self.slack) + body.communicators + self.machine.reserved
         seconds = inf
-        if point <= limit:
+        if memory <= limit:
             if body.seconds is None:
                 body.seconds, body.fill = self._pipeline_part(s, stage, body.loads, layer, body.head, s.recompute)
             ends_held = self._most_ends(s)
@@ -135,7 +131,7 @@ class Estimator(MemoryForms):
             more += micro_batches * self._sharded_seconds(s, layer, held, ends_held)
             more += micro_batches * activation_seconds(self.machine, s, layer, stage)
             seconds = body.seconds + self._crowd(s) * more
-        return Estimate(seconds, point, upper_bound(self.machine, tensors, body.communicators), stage, body.fill)
+        return Estimate(seconds, memory, stage, body.fill)
 
     def bound(self, s: Strategy, recompute: str = "none", open_experts: bool = False, fill: float = 1.0) -> float:
         """Seconds that no way of saving memory gets below: the body of a step with this recompute, logits kept, and

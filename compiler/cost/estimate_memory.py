@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import prod
 from typing import NamedTuple
 
@@ -35,9 +36,16 @@ class _Place(NamedTuple):
     frames: tuple[Frames, ...]
 
 
-def _covers(one: Activations, other: Activations) -> bool:
-    """Whether a rank holds no less of everything than another; no two are equal."""
-    return one.layers >= other.layers and one.ends >= other.ends and one.kept >= other.kept
+def _fullest(ranks: Iterable[Activations]) -> tuple[Activations, ...]:
+    """Ranks without those that hold no more of anything than another."""
+    found: list[Activations] = []
+    for one in sorted(ranks, reverse=True):  # so none has more layers than those before it
+        for other in found:
+            if other.ends >= one.ends and other.kept >= one.kept:
+                break
+        else:
+            found.append(one)
+    return tuple(found)
 
 
 class MemoryForms(LayerPrices):
@@ -46,6 +54,7 @@ class MemoryForms(LayerPrices):
     def __init__(self, machine: Machine, shape: Shape, global_batch: int) -> None:
         super().__init__(machine, shape)
         self.global_batch = global_batch
+        self.slack = 1 + machine.figures["allocator_slack"]  # of bytes of tensors
         self._known: dict[tuple[str, int, int, int, bool], tuple[_Place, ...]] = {}
         self._most: dict[tuple[str, int, int], int] = {}  # matrices of embedding and head
         self._each: dict[tuple[int, str, bool, bool, int], float] = {}  # bytes of one parameter's buffers
@@ -73,7 +82,7 @@ class MemoryForms(LayerPrices):
             held = self._buffers(s, self._weights(s, layers, ends)) + (head.kept if rank.lasts else 0.0)
             held += self._expert_buffers(s, layers)
             held += self._whole(s, layers, ends) if s.zero > 1 else 0.0
-            found.append((limit - fixed) / (1 + self.machine.figures["allocator_slack"]) - held)
+            found.append((limit - fixed) / self.slack - held)
         return tuple(found)
 
     def _held(self, s: Strategy) -> tuple[Held, ...]:
@@ -113,18 +122,18 @@ class MemoryForms(LayerPrices):
         working = (1.5 if s.recompute == "full" else 0.5) * layer.kept  # a layer's gradients, and what it rebuilds
         most: dict[tuple[float, int], float] = {}
         for stages, lasts, ends, pairs in self._places(s, micro_batches):
-            layers, kept = sum(s.stages[c] for c in stages) if s.stages else even, 0.0
-            logits = head if lasts else NOTHING
+            layers = sum(s.stages[c] for c in stages) if s.stages else even
+            logits, kept = head if lasts else NOTHING, most.get((layers, ends), 0.0)
             for frames, split in pairs:
                 live = (kept_layers(s, frames * layers) if away else frames * layers) * stored
-                live += split * (layers * layer.split + logits.split)
-                made = max(working - (layer.split if split else 0.0), 0.0)  # a part of it becomes a split frame
-                kept = max(kept, live + max(made, logits.kept))
-            most[layers, ends] = max(most.get((layers, ends), 0.0), kept)
-        found = [Activations(*parts, kept) for parts, kept in most.items()]
-        if len(found) == 1:
-            return tuple(found)
-        return tuple(a for a in found if not any(b is not a and _covers(b, a) for b in found))
+                made = working
+                if split:
+                    live += split * (layers * layer.split + logits.split)
+                    made = max(working - layer.split, 0.0)  # a part of it becomes a split frame
+                live += max(made, logits.kept)
+                kept = live if live > kept else kept
+            most[layers, ends] = kept
+        return _fullest([Activations(*parts, kept) for parts, kept in most.items()])
 
     def _state_nearby(self, s: Strategy, layers: float, ends: int) -> float:
         """Bytes of optimizer state of the host that are on the device at once."""
@@ -150,7 +159,7 @@ class MemoryForms(LayerPrices):
         fixed = self._buffers(s, self.shape.end_parameters / s.tensor) + self.machine.reserved
         fixed += self._communicators(s) * self.machine.figures["communicator_bytes"]
         fixed += self._whole(s, self.shape.layers / s.pipeline, 1) if s.zero > 1 else 0.0
-        room = max((limit - fixed) / (1 + self.machine.figures["allocator_slack"]) - layer.kept, 0.0)
+        room = max((limit - fixed) / self.slack - layer.kept, 0.0)
         found = []
         for rank in range(s.pipeline):
             kept = layer.stored("full" if s.recompute == "adaptive" else s.recompute)

@@ -80,6 +80,17 @@ class LayerCost(NamedTuple):
         )
 
 
+class _Linear(NamedTuple):
+    """Linear layers of a layer: seconds forward and backward, of the backward those to weights, of the forward those of
+    the products whose sums over ranks are stored; bytes of operands of the weights' gradients."""
+
+    forward: float
+    backward: float
+    weight: float
+    last: float
+    split: int
+
+
 class Longer(NamedTuple):
     """How many times as long compute takes as closed forms say, forward and backward: of a layer, and of the head."""
 
@@ -116,6 +127,7 @@ class LayerPrices:
         self._heads: dict[tuple[int, int, int, int, int], LayerCost] = {}
         self._mixed: dict[Cut, tuple[Both, Both, Both]] = {}
         self._linear: dict[tuple[int, int, int, int], tuple[float, float, float]] = {}
+        self._linears: dict[tuple[int, int, int, int], _Linear] = {}
         self.longer: Callable[[int], Longer] | None = None  # on a measured machine, by sequences of a micro-batch
 
     def layer(self, cut: Cut) -> LayerCost:
@@ -185,9 +197,7 @@ class LayerPrices:
         products = [(shape.hidden, inner)] * 2 + [(inner, shape.hidden)]
         narrow, wide, more = self._products(each, products, local)
         whole = float(rows * shape.hidden * size)
-        steps = (
-            (data, cut.tensor * cut.context), (context, cut.tensor), (tensor, 1)
-        )  # fmt: skip
+        steps = ((data, cut.tensor * cut.context), (context, cut.tensor), (tensor, 1))
         traffic = 2 * sum(self.collective("all_to_all", strided(d, n, per_node), whole) for n, d in steps if n > 1)
         if width > 1:
             near = strided(1, width, per_node)
@@ -215,58 +225,69 @@ class LayerPrices:
         queries = shape.heads * shape.head_dim // t
         keys = max(shape.kv_heads // t, 1 if shape.kv_heads else 0) * shape.head_dim
         inner, up = round(width / t), 2 if shape.gated else 1
+        linear = self._linear_layers(tokens, stream, t, queries, keys, inner)
+        (attention, back_attention), traffic, ring = self._mixing(cut, tokens, queries, keys)
+        residual, gathered, hidden = stream * shape.hidden, tokens * shape.hidden, tokens * inner
+        turned = tokens * (queries if shape.products else queries + keys)
+        # norms and residual sums two each, rotary positions of queries and keys, activation; sums have no backward;
+        # with a ring keys and values are packed, and gradients widened and narrowed
+        more = 1 if cut.ring > 1 else 0
+        around = moved_seconds(self.machine, size * (10 * residual + 2 * turned + (up + 1) * hidden), 7 + more)
+        behind = moved_seconds(self.machine, size * (6 * residual + 2 * turned + (2 * up + 1) * hidden), 5 + more)
+        near, back = traffic[0] + ring[0], traffic[1] + ring[1]
+        whole_keys = keys * (cut.context if cut.context_form == "gathered" else 1)
+        # queries and what was mixed for them; the latter twice where heads are exchanged back
+        mixed = (3 if cut.exchange > 1 and not shape.products else 2) * queries
+        kept = 2 * residual + 2 * gathered + tokens * (mixed + 2 * whole_keys + (up + 1) * inner)
+        thrifty = 2 * residual + tokens * (mixed + 2 * whole_keys + up * inner)
+        least = residual * (2 if t > 1 else 1) + tokens * queries  # what a sum over ranks has made is stored
+        light = moved_seconds(self.machine, size * (4 * residual + (up + 1) * hidden))
+        again = near / 2 if cut.sequence_parallel else 0.0
+        # not again: attention, the last product and sum, and where ranks are summed the product before that
+        heavy = (
+            linear.forward - linear.last + around - moved_seconds(self.machine, size * (6 if t > 1 else 3) * residual)
+        )
+        return LayerCost(
+            linear.forward + attention + around + near,
+            linear.backward + back_attention + behind + back,
+            kept * size, residual * size, (thrifty * size, light + again), (least * size, heavy + again), traffic, ring,
+            linear.weight, linear.split,
+        )  # fmt: skip
+
+    def _linear_layers(self, tokens: int, stream: int, t: int, queries: int, keys: int, inner: int) -> _Linear:
+        """The products of a layer, however its ranks share attention."""
+        key = (tokens, stream, t, inner)
+        found = self._linears.get(key)
+        if found is not None:
+            return found
+        shape, up = self.shape, 2 if self.shape.gated else 1
         products = [(shape.hidden, queries), (shape.hidden, keys), (shape.hidden, keys), (queries, shape.hidden)]
-        whole: list[
-            tuple[int, int]
-        ] = []  # products of latent attention that no rank shares: before tokens are gathered
+        whole: list[tuple[int, int]] = []  # of latent attention, shared by no rank: before tokens are gathered
         if shape.products:
             products = [(k // (t if n == shape.hidden else 1), n // (t if n != shape.hidden else 1))
                         for k, n, heads in shape.products if heads]  # fmt: skip
             whole = [(k, n) for k, n, heads in shape.products if not heads]
         apart = [k for k, _ in products[0 if whole else 2 :]]  # inputs of products, but for one that several share
         products += [(shape.hidden, inner)] * up + [(inner, shape.hidden)]
-        both = zip(self._products(tokens, products), self._products(stream, whole), strict=True)
-        forward, backward, weight = (a + b for a, b in both)
-        (attention, back_attention), traffic, ring = self._mixing(cut, tokens, queries, keys)
-        forward, backward = forward + attention, backward + back_attention
-        residual, turned, hidden = stream * shape.hidden, tokens * (queries + keys), tokens * inner
-        turned = tokens * queries if shape.products else turned
-        # norms and residual sums two each, rotary positions of queries and keys, activation; sums have no backward;
-        # with a ring keys and values are packed, and gradients widened and narrowed
-        more = 1 if cut.ring > 1 else 0
-        forward += moved_seconds(self.machine, size * (10 * residual + 2 * turned + (up + 1) * hidden), 7 + more)
-        backward += moved_seconds(self.machine, size * (6 * residual + 2 * turned + (2 * up + 1) * hidden), 5 + more)
-        near, back = traffic[0] + ring[0], traffic[1] + ring[1]
-        gathered = tokens * shape.hidden
-        whole_keys = keys * (cut.context if cut.context_form == "gathered" else 1)
-        # queries and what was mixed for them; the latter twice where heads are exchanged back
-        mixed = (3 if cut.exchange > 1 and not shape.products else 2) * queries
-        kept = 2 * residual + 2 * gathered + tokens * (mixed + 2 * whole_keys + (up + 1) * inner)
-        summed = residual if t > 1 else 0  # what a sum over ranks has made is stored
-        thrifty = 2 * residual + tokens * (mixed + 2 * whole_keys + up * inner)
-        least = residual + summed + tokens * queries
-        light = moved_seconds(self.machine, size * (4 * residual + (up + 1) * hidden))
-        again = near / 2 if cut.sequence_parallel else 0.0
-        # not again: attention, the last product and sum, and where ranks are summed the product before that
-        kept_products = [(inner, shape.hidden)] + ([(queries, shape.hidden)] if t > 1 and not shape.products else [])
-        heavy = forward - attention - self._products(tokens, kept_products)[0]
-        heavy -= moved_seconds(self.machine, size * (6 if t > 1 else 3) * residual)
-        selective, full = (thrifty * size, light + again), (least * size, heavy + again)
+        one, other = self._products(tokens, products), self._products(stream, whole)
+        summed = [(inner, shape.hidden)] + ([(queries, shape.hidden)] if t > 1 and not shape.products else [])
         operands = shape.hidden + inner + sum(apart) + sum(n for _, n in products)
-        split = (tokens * operands + (stream * (shape.hidden + sum(n for _, n in whole)) if whole else 0)) * size
-        return LayerCost(
-            forward + near, backward + back, kept * size, residual * size, selective, full, traffic, ring, weight, split
-        )
+        split = tokens * operands + (stream * (shape.hidden + sum(n for _, n in whole)) if whole else 0)
+        last = self._products(tokens, summed)[0]
+        seconds = one[0] + other[0], one[1] + other[1], one[2] + other[2]
+        found = self._linears[key] = _Linear(*seconds, last, split * self.size)
+        return found
 
     def _mixing(self, cut: Cut, tokens: int, queries: int, keys: int) -> tuple[Both, Both, Both]:
         """Seconds forward and backward of attention, of collectives, and of a ring's transfers that show; whatever the
         width of the feed-forward part."""
         found = self._mixed.get(cut)
         if found is None:
+            scores = [(w, share, self._scores(cut, tokens * queries, w)) for w, share in self.shape.windows if queries]
             found = self._mixed[cut] = (
-                self._attention(cut, tokens, queries) if queries else (0.0, 0.0),
+                (sum(share * one[0] for _, share, one in scores), sum(share * one[1] for _, share, one in scores)),
                 self._layer_traffic(cut, tokens, queries, keys),
-                self._ring_exposed(cut, tokens * keys, tokens * queries) if cut.ring > 1 and queries else (0.0, 0.0),
+                self._ring_exposed(cut, tokens * keys, scores) if cut.ring > 1 else (0.0, 0.0),
             )
         return found
 
@@ -316,11 +337,6 @@ class LayerPrices:
             once + 2 * self.collective("reduce_scatter", far, gathered),
         )
 
-    def _attention(self, cut: Cut, tokens: int, queries: int) -> tuple[float, float]:
-        """Seconds of attention forward and backward, a mean over layers with different windows."""
-        found = [(share, self._scores(cut, tokens * queries, window)) for window, share in self.shape.windows]
-        return sum(s * one[0] for s, one in found), sum(s * one[1] for s, one in found)
-
     def _scores(self, cut: Cut, width: int, window: int) -> tuple[float, float]:
         """Seconds of attention of one window forward and backward, over `width` numbers of queries: the rank or the
         step of a ring with most work decides."""
@@ -339,16 +355,16 @@ class LayerPrices:
             max(attention_seconds(self.machine, 2.5 * work, seen, shape.dtype), floor),
         )
 
-    def _ring_exposed(self, cut: Cut, elements: int, width: int) -> tuple[float, float]:
+    def _ring_exposed(self, cut: Cut, elements: int, scores: list[tuple[int, float, Both]]) -> Both:
         """What of a ring's transfers its blocks do not hide: each step passes keys and values on while it computes;
-        backward their gradients too, in float32. With a window there are fewer steps."""
+        backward their gradients too, in float32. With a window there are fewer steps. `scores`: windows, shares of
+        layers that have them, and seconds of attention."""
         far = strided(cut.tensor * cut.context_heads, cut.ring, self.machine.devices_per_node)
         statistic = 8 if self.shape.dtype == "f64" else 4
         found = [0.0, 0.0]
-        for window, share in self.shape.windows:
+        for window, share, times in scores:
             steps = len(needed_steps(cut.ring, cut.zigzag, cut.sequence // cut.ring, window))
-            times = zip(self._scores(cut, width, window), (self.size, self.size + statistic), strict=True)
-            for way, (compute, size) in enumerate(times):
+            for way, (compute, size) in enumerate(zip(times, (self.size, self.size + statistic), strict=True)):
                 moved = 2 * transfer_seconds(self.machine, far.nodes > 1, elements * size)
                 found[way] += share * (steps - 1) * self.exposed(moved, compute / steps)
         return found[0], found[1]
@@ -377,8 +393,6 @@ class LayerPrices:
             forward + again + traffic + moved,
             backward + again + traffic + moved,
             2 * (min(cut.loss_rows, tokens) * columns * size if cut.loss_rows else logits),
-            tokens * shape.hidden * size,
-            traffic=(traffic, traffic),
-            weight=weight,
+            tokens * shape.hidden * size, traffic=(traffic, traffic), weight=weight,
             split=(0 if cut.loss_rows else logits) + tokens * shape.hidden * size,
-        )
+        )  # fmt: skip

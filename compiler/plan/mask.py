@@ -7,6 +7,7 @@ That band is cut into squares that kernels know: seen whole, or up to a diagonal
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import pairwise
 
 from titan.compiler.plan.frozen import dataclass
@@ -41,6 +42,7 @@ def sees(queries: Run, keys: Run, window: int = 0) -> bool:
     return sum(queries) > keys[0] and (not window or nearest < window)
 
 
+@lru_cache(maxsize=4096)
 def band_pairs(queries: Run, keys: Run, window: int = 0) -> float:
     """Pairs that see each other; every diagonal counts half of its square, so that pieces of a sequence add up to
     S^2 / 2 without a window, S W - W^2 / 2 with one: the area of the band 0 <= q - k <= window."""

@@ -27,7 +27,7 @@ class Hopes:
 
     def __init__(self, spec: Spec, estimator: Estimator, limit: int) -> None:
         self.spec, self.estimator, self.limit = spec, estimator, limit
-        self.rows = cache(self._rows)
+        self.rows, self.left = cache(self._rows), cache(self._left)
 
     def _rows(self, pipeline: int, micro_batches: int) -> tuple[tuple[float, str, int], ...]:
         """Schedules with their chunks, by the share of 1F1B's fill that they leave, the least first."""
@@ -37,7 +37,7 @@ class Hopes:
         rows = schedules(self.spec, pipeline, micro_batches)
         return tuple(sorted((schedule_row(name).bubble(pipeline, EVEN, n) / whole, name, n) for name, n in rows))
 
-    def left(self, pipeline: int, micro_batches: int) -> float:
+    def _left(self, pipeline: int, micro_batches: int) -> float:
         """The share of 1F1B's fill that the best schedule leaves which the wishes allow."""
         return next((share for share, _, _ in self.rows(pipeline, micro_batches)), 1.0)
 

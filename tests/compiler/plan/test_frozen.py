@@ -48,12 +48,15 @@ def classes(decorator: Callable[..., Any], options: dict[str, bool]) -> tuple[An
     return Base, Derived
 
 
+@pytest.mark.parametrize("used", [0, 40])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_it_is_the_standard_one(options: dict[str, bool]) -> None:
-    """Values, texts, comparison, fields, copies and refusals are equal for both."""
+def test_it_is_the_standard_one(options: dict[str, bool], used: int) -> None:
+    """Values, texts, comparison, fields, copies and refusals are equal for both, however often a class was `used`."""
 
     def seen(decorator: Callable[..., Any]) -> list[Any]:
         base, derived = classes(decorator, options)
+        made = [(base(number=n), derived(number=n, sums=(n, 1))) for n in range(used)]
+        assert [(one.number, other.total) for one, other in made] == [(n, n + 1) for n in range(used)]
         one = base(number=1, parts=[1, 2], note="a")
         other = derived(number=1, sums=(4, 5))
         return [
@@ -74,6 +77,10 @@ def test_it_is_the_standard_one(options: dict[str, bool]) -> None:
             base.__hash__ is None,
             base.__init__.__qualname__,
             *(_error(call) for call in (base, lambda: base(number=1, more=2), lambda: base(1, "a"))),
+            *(
+                _error(call)
+                for call in (lambda: base(1, number=1), lambda: derived(1, total=2), lambda: base(*"abcde"))
+            ),
             _error(lambda: setattr(one, "number", 3)),
             _error(lambda: delattr(one, "name")),
         ]
