@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right, insort
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -296,24 +297,30 @@ class Ladder:
 
     def try_tier(self, spec: Spec, estimator: Estimator, s: Strategy, tier: str, limit: int) -> Iterator[Candidate]:
         """A strategy with a tier and every sharding, the thriftiest first; only that where not even it fits. Left out
-        is what does not go with the strategy's experts, and what only saves more than another one that fits."""
+        is what does not go with the strategy's experts, what only saves more than another one that fits, and what only
+        holds more than another one that does not."""
         options = self.options
         if s.expert > 1:
             options = tuple(o for o in options if is_legal(spec, s.but(**o), EXPERT_RULES))
-        fits: list[Strategy] = []
-        for found, estimate in estimator.estimates(s.but(recompute=tier), _in_turn(options, fits), NEAR * limit):
+        tried: list[tuple[Strategy, bool]] = []
+        for found, estimate in estimator.estimates(s.but(recompute=tier), _in_turn(options, tried), NEAR * limit):
             yield Candidate(found, estimate)
-            if estimate.memory <= limit:
-                fits.append(found)
-            elif len(self.thrifty) == 1 and not fits:
+            tried.append((found, estimate.memory <= limit))
+            if len(self.thrifty) == 1 and not tried[0][1]:
                 return
 
 
-def _in_turn(options: tuple[dict[str, Any], ...], fits: list[Strategy]) -> Iterator[dict[str, Any]]:
-    """The last option, then the others, but for those that only save more than what `fits` by then."""
+def _in_turn(options: tuple[dict[str, Any], ...], tried: list[tuple[Strategy, bool]]) -> Iterator[dict[str, Any]]:
+    """The last option, then the first of the others after one that fits, the last after one that does not: so most is
+    known of those between them. `tried`: strategies, and whether they fit."""
     yield options[-1]
-    for option in options[:-1]:
-        if not any(_only_saves(option, strategy) for strategy in fits):
+    left = deque(options[:-1])
+    while left:
+        option = left.popleft() if tried[-1][1] else left.pop()
+        for s, fits in tried:
+            if (_only_saves if fits else _only_holds)(option, s):
+                break
+        else:
             yield option
 
 
@@ -323,6 +330,14 @@ def _only_saves(option: dict[str, Any], s: Strategy) -> bool:
         return False
     several = ("each",) if s.micro_batches > 1 else ()
     return all(option.get(key, own) in (own, *several) for key, own in (("reduce", s.reduce), ("gather", s.gather)))
+
+
+def _only_holds(option: dict[str, Any], s: Strategy) -> bool:
+    """Whether a sharding holds no less of anything than a strategy: more parameters for longer, or in fewer shards."""
+    if option["zero"] != s.zero or option.get("reduce", s.reduce) != s.reduce or option.get("prefetch", 0) < s.prefetch:
+        return False
+    shards = option.get("shard", s.shard) == s.shard or s.shard == 0
+    return shards and option.get("gather", s.gather) in ("once", s.gather)
 
 
 def saved(spec: Spec, estimator: Estimator, candidate: Candidate, limit: int, enough: float = inf) -> Candidate:
