@@ -36,6 +36,12 @@ class _Place(NamedTuple):
     frames: tuple[Frames, ...]
 
 
+def _covers(one: _Place, other: _Place) -> bool:
+    """Whether of two ranks with as many layers one holds no less of anything."""
+    frames = all(any(f >= g and w >= v and bool(w) == bool(v) for f, w in one.frames) for g, v in other.frames)
+    return frames and one.lasts >= other.lasts and one.ends >= other.ends
+
+
 def _fullest(ranks: Iterable[Activations]) -> tuple[Activations, ...]:
     """Ranks without those that hold no more of anything than another."""
     found: list[Activations] = []
@@ -99,18 +105,21 @@ class MemoryForms(LayerPrices):
         return round(peak)
 
     def _places(self, s: Strategy, micro_batches: int) -> tuple[_Place, ...]:
-        """All ranks when the stages are known, else the first two and the last."""
+        """All ranks when the stages are known; else of the first two and the last those that may hold most."""
         key = (s.schedule, s.pipeline, s.chunks, micro_batches, bool(s.stages))
         found = self._known.get(key)
         if found is None:
             held, last = self._held(s), s.pipeline - 1
-            found = self._known[key] = tuple(
+            places = [
                 _Place(
                     held[rank].stages, held[rank].lasts, self._ends(held[rank]),
                     frames_held(s.schedule, s.pipeline, rank, micro_batches, s.chunks),
                 )
                 for rank in (range(s.pipeline) if s.stages else sorted({0, min(1, last), last}))
-            )  # fmt: skip
+            ]  # fmt: skip
+            if not s.stages:
+                places = [p for n, p in enumerate(places) if not any(_covers(q, p) for q in places[:n])]
+            found = self._known[key] = tuple(places)
         return found
 
     def _activations(
@@ -234,5 +243,5 @@ class MemoryForms(LayerPrices):
         return found
 
     def _communicators(self, s: Strategy) -> int:
-        groups = sum(degree > 1 for degree in (s.tensor, s.context, s.data * s.context, s.data * s.context))
-        return groups + (s.tensor > 1) + (s.context_heads > 1) + 1 + (4 if s.pipeline > 1 else 0)
+        groups = 2 * (s.tensor > 1) + (s.context > 1) + 2 * (s.data * s.context > 1) + (s.context_heads > 1)
+        return groups + 1 + (4 if s.pipeline > 1 else 0)
