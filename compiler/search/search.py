@@ -20,6 +20,7 @@ from titan.compiler.plan.frozen import dataclass
 from titan.compiler.search.bound import least_step
 from titan.compiler.search.candidates import LARGE, NEAR, Candidate, affordable, price, with_stages
 from titan.compiler.search.distance import Finalist
+from titan.compiler.search.enumeration import enumerate_space
 from titan.compiler.search.finals import FINALISTS, WORK, Finals
 from titan.compiler.search.improve import further_ahead, layer_by_layer, on_host
 from titan.compiler.search.logits import with_kept_logits
@@ -27,7 +28,7 @@ from titan.compiler.search.measured import ignored
 from titan.compiler.search.orders import with_schedules
 from titan.compiler.search.reasons import as_simulated
 from titan.compiler.search.refuse import nothing_fits, nothing_legal
-from titan.compiler.search.space import Space, allowed, enumerate_space
+from titan.compiler.search.space import Space, allowed
 from titan.compiler.shared_work import SharedWork
 from titan.compiler.spec.wishes import Wish
 from titan.compiler.strategy import Strategy

@@ -7,7 +7,6 @@ better one stands for them wherever the wishes allow it.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import product
@@ -15,14 +14,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from titan.compiler.plan.frozen import dataclass
 from titan.compiler.schedules.registry import SCHEDULES, schedule_row
-from titan.compiler.search.loss import loss_rows
 from titan.compiler.spec.divisors import divisors
-from titan.compiler.spec.legality import is_legal, legal, rules_reading
+from titan.compiler.spec.legality import rules_reading
 from titan.compiler.strategy import Strategy
 from titan.grammar.diagnostics import Diagnostic
 
 if TYPE_CHECKING:
-    from titan.compiler.spec.legality import Rule
     from titan.compiler.spec.schema import Spec
     from titan.compiler.spec.wishes import Wish
 
@@ -49,18 +46,6 @@ class Batch(NamedTuple):
 
 
 EXPERT_RULES = rules_reading("expert", "expert_tensor")
-OF_FORMS = tuple(  # of a context form whatever else is chosen
-    rule
-    for rule in rules_reading("context_form")
-    if {*rule.needs} <= {"context_form", "context", "context_heads", "tensor"}
-)
-_PARALLEL = rules_reading("sequence_parallel", "context_form", "context_heads", "context_order")
-OF_PARALLEL = tuple(rule for rule in _PARALLEL if rule not in (*OF_FORMS, *EXPERT_RULES))
-_BATCHES = rules_reading(  # all that are left but those that a mesh alone breaks or keeps
-    "micro_batch", "schedule", "chunks", "stages", "zero", "shard", "reduce", "gather", "prefetch", "offload",
-    "late_check", "recompute",
-)  # fmt: skip
-OF_BATCHES = tuple(rule for rule in _BATCHES if not rule.partial and rule not in (*_PARALLEL, *EXPERT_RULES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,57 +152,6 @@ def chunked(spec: Spec, chunks: int) -> list[str]:
     return [name for name in allowed(spec, "schedule") if schedule_row(name).takes(chunks)]
 
 
-def enumerate_space(spec: Spec) -> Space:
-    """All families of candidates in a fixed order."""
-    known: dict[tuple[int, int], tuple[tuple[str, int], ...]] = {}
-    families: list[Family] = []
-    first: dict[str, Diagnostic] = {}
-    broken: Counter[str] = Counter()
-    size = 0
-    for mesh in meshes(spec):
-        plain = _plain(spec, mesh)
-        if not is_legal(spec, plain):
-            for found in legal(spec, plain):
-                first.setdefault(found.code, found)
-                broken[found.code] += 1
-            continue
-        found_here, number = _of_mesh(spec, mesh, known)
-        for found in () if found_here else _why_none(spec, mesh):
-            first.setdefault(found.code, found)
-            broken[found.code] += 1
-        families += found_here
-        size += number
-    return Space(tuple(families), size, tuple((first[code], n) for code, n in broken.most_common()))
-
-
-def _plain(spec: Spec, mesh: tuple[int, int, int, int]) -> Strategy:
-    """The mesh alone, everything else as harmless as possible: what breaks here breaks for every choice."""
-    pipeline, data, context, tensor = mesh
-    stages = spec.parallel.stages.value or ()
-    chunks = len(stages) // pipeline if stages else 1
-    schedule = next(iter(chunked(spec, chunks)), "one_f_one_b") if chunks > 1 else "one_f_one_b"
-    harmless = Strategy(
-        pipeline=pipeline, data=data, context=context, tensor=tensor, schedule=schedule, stages=stages,
-        micro_batches=spec.train.global_batch // data,
-    )  # fmt: skip
-    return harmless
-
-
-def _why_none(spec: Spec, mesh: tuple[int, int, int, int]) -> tuple[Diagnostic, ...]:
-    """The rules that the first wished schedule breaks on a mesh that is legal otherwise."""
-    wished = allowed(spec, "schedule")
-    if not wished:
-        return ()
-    pipeline, data, context, tensor = mesh
-    batch = spec.train.global_batch // data
-    micro = next((b for b in divisors(batch) if spec.parallel.micro_batch.allows(b)), 1)
-    some = Strategy(
-        1, pipeline, data, context, tensor, schedule=wished[0], micro_batch=micro, micro_batches=batch // micro,
-        stages=spec.parallel.stages.value or (), wished_chunks=spec.parallel.chunks.value or 0,
-    )  # fmt: skip
-    return legal(spec, some)
-
-
 def schedules(spec: Spec, pipeline: int, micro_batches: int) -> tuple[tuple[str, int], ...]:
     """(schedule, chunks per rank) that the wishes allow and that exist for these numbers, preferred first."""
     stages, layers = spec.parallel.stages.value or (), spec.model.layer_count
@@ -242,77 +176,6 @@ def _chunk_numbers(spec: Spec, name: str) -> tuple[int, ...]:
         return (int(wish.value),)
     numbers = (row.chunks, 2 * row.chunks) if row.most_chunks else (row.chunks,)
     return tuple(c for c in numbers if wish.allows(c))
-
-
-def _of_mesh(
-    spec: Spec, mesh: tuple[int, int, int, int], known: dict[tuple[int, int], tuple[tuple[str, int], ...]]
-) -> tuple[list[Family], int]:
-    """Families of one mesh, and how many strategies they stand for. `known`: schedules by (pipeline, micro-batches)."""
-    pipeline, data, context, tensor = mesh
-    batch = spec.train.global_batch // data
-    options = shardings(spec, Strategy(pipeline=pipeline, data=data, context=context, tensor=tensor))
-    if not options:
-        return [], 0
-    orders, batches = {}, []
-    for b in (b for b in divisors(batch) if spec.parallel.micro_batch.allows(b)):
-        if (pipeline, batch // b) not in known:
-            known[pipeline, batch // b] = schedules(spec, pipeline, batch // b)
-        if known[pipeline, batch // b]:
-            orders[b] = known[pipeline, batch // b]
-            batches.append(Batch(b, *orders[b][0]))
-    rows = {b.size: loss_rows(spec, b.size, context, tensor) for b in batches}
-    recompute = allowed(spec, "recompute")
-    found: list[Family] = []
-    shared: dict[bool, tuple[tuple[int, int], ...]] = {}
-    number = 0
-    parallels = allowed(spec, "sequence_parallel", idle=tensor == 1)
-    some = Strategy(
-        1, pipeline, data, context, tensor, False, "gathered", 0, "one_f_one_b", recompute[0], 1, batch,
-        spec.parallel.stages.value or (), late_check=spec.parallel.late_check.value is True,
-        offload=allowed(spec, "offload")[0],
-    ).but(**options[0])  # fmt: skip
-    batches = _legal_batches(spec, some, batches, OF_BATCHES)
-    for form, heads, order in context_forms(spec, context, tensor):
-        if not is_legal(spec, some.but(context_form=form, context_heads=heads, context_order=order), OF_FORMS):
-            continue
-        for parallel in parallels:
-            plain = some.but(
-                sequence_parallel=parallel, context_form=form, context_heads=heads, context_order=order
-            )  # fmt: skip
-            if parallel not in shared:
-                shared[parallel] = _shared_experts(spec, plain)
-            kept = _legal_batches(spec, plain, batches, OF_PARALLEL) if shared[parallel] else []
-            if not kept:
-                continue
-            found.append(Family(plain, tuple(kept), shared[parallel], tuple(rows[b.size] for b in kept)))
-            each = sum(len(orders[b.size]) for b in kept) * len(shared[parallel])
-            number += each * (len(parallels) if parallel else 1)
-            break  # sequence parallelism moves the same bytes and holds less: where it is legal it stands for both
-    return found, number * len(options) * len(recompute)
-
-
-def _legal_batches(spec: Spec, plain: Strategy, batches: list[Batch], rules: tuple[Rule, ...]) -> list[Batch]:
-    """Those that break none of some rules. Micro-batches divide by construction, so one for each schedule speaks for
-    all."""
-    agreed: dict[str, bool] = {}
-    for size, schedule, chunks in batches:
-        if schedule not in agreed:
-            number = plain.micro_batches // size
-            one = plain.but(schedule=schedule, wished_chunks=chunks, micro_batch=size, micro_batches=number)
-            agreed[schedule] = is_legal(spec, one, rules)
-    return batches if all(agreed.values()) else [b for b in batches if agreed[b.schedule]]
-
-
-def _shared_experts(spec: Spec, plain: Strategy) -> tuple[tuple[int, int], ...]:
-    """How experts can be shared, by the rules that read it."""
-    found = experts(spec, plain)
-    if not spec.model.experts:
-        return tuple(found)
-    return tuple(
-        (expert, width)
-        for expert, width in found
-        if is_legal(spec, plain.but(expert=expert, expert_tensor=width), EXPERT_RULES)
-    )
 
 
 def experts(spec: Spec, s: Strategy) -> list[tuple[int, int]]:
@@ -348,33 +211,55 @@ def context_forms(spec: Spec, context: int, tensor: int) -> list[tuple[str, int,
     return found
 
 
+class Shardings:
+    """ZeRO choices for meshes that the wishes allow, from fast to thrifty: the first stands for the mesh, the others
+    are tried where that does not fit. A group of shards spans all data ranks, or with ZeRO-3 those of one node. They
+    are worked out once for all meshes that are alike in what decides them."""
+
+    def __init__(self, spec: Spec) -> None:
+        self.spec = spec
+        self._copies = {piped: _copies(spec, piped) for piped in (False, True)}
+        self._known: dict[tuple[bool, int, int], tuple[dict[str, Any], ...]] = {}
+
+    def of(self, s: Strategy) -> tuple[dict[str, Any], ...]:
+        """Of the mesh of a strategy."""
+        idle = s.data * s.context == 1 and not self._copies[s.pipeline > 1]
+        node = self.spec.cluster.devices_per_node // (s.context * s.tensor)
+        shard = self.spec.parallel.shard
+        pinned = shard.value % s.data if shard.fixed and shard.value else -1
+        key = (idle, node if 1 < node < s.data and s.data % node == 0 else 0, pinned)
+        if key not in self._known:
+            self._known[key] = self._worked_out(*key)
+        return self._known[key]
+
+    def _worked_out(self, idle: bool, node: int, pinned: int) -> tuple[dict[str, Any], ...]:
+        """`pinned`: the degree that is wished, -1: any."""
+        p, levels = self.spec.parallel, allowed(self.spec, "zero", idle)
+        if levels and levels[0] in (0, 1):
+            levels = levels[:1] + tuple(z for z in levels if z > 1)
+        degrees = [node, 0] if node else [0]
+        found: list[dict[str, Any]] = []
+        for zero in levels:
+            shards = [pinned] if pinned >= 0 else degrees if zero == 3 else [0]
+            choices: dict[str, list[Any]] = {
+                "shard": shards if zero else [0],
+                "reduce": [r for r in {2: ("each",), 3: ("once", "each")}.get(zero, ()) if p.reduce.allows(r)],
+                "gather": [g for g in ("once", "each") if zero == 3 and p.gather.allows(g)],
+                "prefetch": _distances(p.prefetch, zero),
+            }
+            if zero < 2 or choices["reduce"]:
+                named = [[(key, value) for value in values] for key, values in choices.items() if values]
+                found += [{"zero": zero, **dict(values)} for values in product(*named)]
+        if allowed(self.spec, "offload")[0] == "none":
+            # what is gathered once a step is gathered at its beginning
+            nearest = min((o["prefetch"] for o in found if "prefetch" in o), default=0)
+            found = [o for o in found if o.get("gather") != "once" or o["prefetch"] == nearest]
+        return tuple(found)
+
+
 def shardings(spec: Spec, s: Strategy) -> tuple[dict[str, Any], ...]:
-    """ZeRO choices for a mesh that the wishes allow, from fast to thrifty: the first stands for the mesh, the others
-    are tried where that does not fit. A group of shards spans all data ranks, or with ZeRO-3 those of one node."""
-    p = spec.parallel
-    idle = s.data * s.context == 1
-    levels = allowed(spec, "zero", idle=idle and not _copies(spec, s.pipeline))
-    if levels and levels[0] in (0, 1):
-        levels = levels[:1] + tuple(z for z in levels if z > 1)
-    node = spec.cluster.devices_per_node // (s.context * s.tensor) if s.context * s.tensor else 0
-    degrees = [node, 0] if 1 < node < s.data and s.data % node == 0 else [0]
-    found: list[dict[str, Any]] = []
-    for zero in levels:
-        shards = [p.shard.value % s.data] if p.shard.fixed and p.shard.value else degrees if zero == 3 else [0]
-        choices = {
-            "shard": shards if zero else [0],
-            "reduce": [r for r in {2: ("each",), 3: ("once", "each")}.get(zero, ()) if p.reduce.allows(r)],
-            "gather": [g for g in ("once", "each") if zero == 3 and p.gather.allows(g)],
-            "prefetch": _distances(p.prefetch, zero),
-        }
-        if zero < 2 or choices["reduce"]:
-            named = [[(key, value) for value in values] for key, values in choices.items() if values]
-            found += [{"zero": zero, **dict(values)} for values in product(*named)]
-    if allowed(spec, "offload")[0] == "none":
-        # what is gathered once a step is gathered at its beginning
-        nearest = min((o["prefetch"] for o in found if "prefetch" in o), default=0)
-        found = [o for o in found if o.get("gather") != "once" or o["prefetch"] == nearest]
-    return tuple(found)
+    """ZeRO choices for one mesh."""
+    return Shardings(spec).of(s)
 
 
 def options(spec: Spec, s: Strategy) -> tuple[dict[str, Any], ...]:
@@ -390,8 +275,6 @@ def _distances(wish: Wish, zero: int) -> list[int]:
     return [*wish.values] if wish.fixed else []
 
 
-def _copies(spec: Spec, pipeline: int) -> bool:
+def _copies(spec: Spec, piped: bool) -> bool:
     """Whether some ranks of one data rank hold copies of the same weights, over which state can be sharded."""
-    if pipeline == 1:
-        return False
-    return spec.model.tied or all(schedule_row(name).copies > 1 for name in allowed(spec, "schedule"))
+    return piped and (spec.model.tied or all(schedule_row(name).copies > 1 for name in allowed(spec, "schedule")))

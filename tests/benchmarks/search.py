@@ -26,9 +26,10 @@ from titan.compiler.cost.memory import memory_ledger
 from titan.compiler.cost.simulate import simulate
 from titan.compiler.lower import lower
 from titan.compiler.search.candidates import Candidate
+from titan.compiler.search.enumeration import enumerate_space
 from titan.compiler.search.orders import finished
 from titan.compiler.search.search import estimator_of, memory_limit, search
-from titan.compiler.search.space import allowed, enumerate_space, schedules, shardings
+from titan.compiler.search.space import allowed, schedules, shardings
 from titan.compiler.spec.legality import is_legal
 from titan.compiler.spec.resolve import load_spec
 from titan.compiler.spec.schema import Spec

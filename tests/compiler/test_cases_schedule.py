@@ -9,7 +9,7 @@ from titan.compiler.lower import lower
 from titan.compiler.plan.program import Block, Plan
 from titan.compiler.schedules.registry import SCHEDULES
 from titan.compiler.schedules.timetable import Durations, timetable
-from titan.compiler.search.space import enumerate_space
+from titan.compiler.search.enumeration import enumerate_space
 from titan.compiler.spec.legality import check_pins, is_legal, legal
 from titan.compiler.strategy import Strategy
 from titan.compiler.verify.proofs import verify

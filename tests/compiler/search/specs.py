@@ -8,8 +8,9 @@ from typing import Any
 
 from titan.compiler.cost.memory import memory_ledger
 from titan.compiler.lower import lower
+from titan.compiler.search.enumeration import enumerate_space
 from titan.compiler.search.search import estimator_of
-from titan.compiler.search.space import enumerate_space, shardings
+from titan.compiler.search.space import shardings
 from titan.compiler.spec.resolve import load_spec
 from titan.compiler.spec.schema import Spec
 

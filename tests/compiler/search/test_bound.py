@@ -13,10 +13,10 @@ from titan.compiler.cost.simulate import simulate
 from titan.compiler.lower import lower
 from titan.compiler.search.bound import MARGIN, Bounds, Piece, least_step
 from titan.compiler.search.candidates import Candidate
+from titan.compiler.search.enumeration import enumerate_space
 from titan.compiler.search.forced import Tier, forced, rebuild
 from titan.compiler.search.orders import finished
 from titan.compiler.search.search import estimator_of, memory_limit, search
-from titan.compiler.search.space import enumerate_space
 from titan.compiler.spec.schema import Spec
 
 from tests.benchmarks.search import every, problem, read

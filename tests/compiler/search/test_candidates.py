@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from titan.compiler.schedules.registry import SCHEDULES
 from titan.compiler.search.candidates import Candidate, price
+from titan.compiler.search.enumeration import enumerate_space
 from titan.compiler.search.hopes import Hopes, scheduled
 from titan.compiler.search.search import estimator_of, memory_limit
-from titan.compiler.search.space import EXPERT_RULES, allowed, enumerate_space, schedules, shardings
+from titan.compiler.search.space import EXPERT_RULES, allowed, schedules, shardings
 from titan.compiler.spec.legality import is_legal
 from titan.compiler.strategy import Strategy
 

@@ -9,8 +9,9 @@ import pytest
 from titan.compiler.cost.memory import memory_ledger
 from titan.compiler.cost.simulate import simulate
 from titan.compiler.lower import lower
+from titan.compiler.search.enumeration import enumerate_space
 from titan.compiler.search.search import estimator_of, memory_limit, search
-from titan.compiler.search.space import enumerate_space, shardings
+from titan.compiler.search.space import shardings
 
 from tests.compiler.search.specs import least_memory, write
 

@@ -15,8 +15,8 @@ from titan.compiler.plan.text import print_plan
 from titan.compiler.report.explain import explain_lines, explain_why_not
 from titan.compiler.report.summary import plan_json, print_summary
 from titan.compiler.search.candidates import price, with_stages
+from titan.compiler.search.enumeration import enumerate_space
 from titan.compiler.search.search import estimator_of, memory_limit, search
-from titan.compiler.search.space import enumerate_space
 from titan.compiler.search.why_not import parse_question, why_not
 from titan.compiler.spec.legality import legal
 from titan.compiler.spec.resolve import load_spec

@@ -10,9 +10,10 @@ from titan.compiler.cost.memory import memory_ledger
 from titan.compiler.cost.simulate import simulate
 from titan.compiler.lower import lower
 from titan.compiler.search.candidates import Candidate, with_stages
+from titan.compiler.search.enumeration import BATCHES, FORMS, enumerate_space
 from titan.compiler.search.search import estimator_of, memory_limit
-from titan.compiler.search.space import enumerate_space
-from titan.compiler.spec.legality import legal
+from titan.compiler.search.space import EXPERT_RULES
+from titan.compiler.spec.legality import legal, rules_reading
 from titan.compiler.strategy import Strategy
 
 from tests.compiler.search.specs import write
@@ -39,6 +40,12 @@ def brute(spec: object, world: int, batch: int) -> set[tuple[object, ...]]:
                 found.add((p, d, c, t, parallel, form, heads, micro))
     # sequence parallelism stands for both where it is legal
     return {f for f in found if f[4] or f[3] == 1 or (*f[:4], True, *f[5:]) not in found}
+
+
+def test_only_what_is_not_available_is_asked_of_forms_and_of_batches() -> None:
+    """Each group is asked with the first choices of the other: no rule may read choices of both."""
+    both = [rule for rule in rules_reading(*FORMS) if rule in rules_reading(*BATCHES)]
+    assert {rule.code for rule in both if rule not in EXPERT_RULES} == {"T224"}
 
 
 @pytest.mark.parametrize("devices,batch", [(4, 8), (6, 12), (8, 8), (12, 24)])

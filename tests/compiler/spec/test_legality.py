@@ -12,6 +12,7 @@ from titan.compiler.spec.degrees import AXES, tensor_degrees
 from titan.compiler.spec.divisors import around, divisors, even_stages, multiples
 from titan.compiler.spec.legality import RULES, check_pins, is_legal, legal
 from titan.compiler.spec.pins import pinned
+from titan.compiler.spec.verdicts import Verdicts
 from titan.grammar.catalogue import CATALOGUE
 
 from tests.compiler.spec.writing import Layout, codes, only, pointed_at, problems, resolved, spec_text
@@ -94,6 +95,17 @@ def test_rules_read_only_the_choices_they_name() -> None:
 
         rule.breach(spec, Watch())  # type: ignore[arg-type]
         assert seen <= set(rule.needs), rule.sentence
+
+
+def test_verdicts_are_those_of_each_rule_asked_alone() -> None:
+    """In one row, so that what was said of one strategy would be said of the next."""
+    spec = resolved(spec_text())
+    verdicts = Verdicts(spec, RULES)
+    for degrees in itertools.product((1, 2, 3), repeat=4):
+        for schedule, zero in (("one_f_one_b", 1), ("dualpipe", 2), ("interleaved", 4)):
+            layout = replace(GOOD, **dict(zip(AXES, degrees)), schedule=schedule, zero=zero, stages=())  # type: ignore[arg-type]
+            alone = [rule for rule in RULES if not rule.partial and rule.breach(spec, layout) is not None]
+            assert verdicts.broken(layout) == alone
 
 
 @given(
