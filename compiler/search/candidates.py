@@ -16,7 +16,7 @@ from titan.compiler.plan.frozen import dataclass
 from titan.compiler.schedules.registry import schedule_row
 from titan.compiler.search.hopes import Hopes
 from titan.compiler.search.loss import SHARE
-from titan.compiler.search.space import EXPERT_RULES, Family, Space, allowed, shardings
+from titan.compiler.search.space import EXPERT_RULES, Family, Shardings, Space, allowed
 from titan.compiler.search.stages import balance_ranks
 from titan.compiler.shared_work import SharedWork
 from titan.compiler.spec.legality import is_legal
@@ -143,6 +143,7 @@ class _Hunt:
         self.others: dict[int, Candidate] = {}
         self.fastest: list[tuple[float, int]] = []
         self.queue: list[_Entry] = []
+        self.shardings = Shardings(spec)
         self.ladders: dict[tuple[int, int, int, int], Ladder] = {}
         self.tiers = allowed(spec, "recompute")
         self.priced = 0
@@ -153,7 +154,7 @@ class _Hunt:
     def ladder(self, s: Strategy) -> Ladder:
         mesh = (s.pipeline, s.data, s.context, s.tensor)
         if mesh not in self.ladders:
-            self.ladders[mesh] = Ladder.of(self.spec, s, self.tiers)
+            self.ladders[mesh] = Ladder.of(self.shardings, s, self.tiers)
         return self.ladders[mesh]
 
     def enter(self, family: Family) -> None:
@@ -286,10 +287,10 @@ class Ladder:
     thrifty: tuple[dict[str, Any], ...]
 
     @classmethod
-    def of(cls, spec: Spec, s: Strategy, tiers: tuple[str, ...]) -> Ladder:
+    def of(cls, shardings: Shardings, s: Strategy, tiers: tuple[str, ...]) -> Ladder:
         """Of a mesh."""
-        options = shardings(spec, s)
-        if spec.model.layer_count > FEW * s.pipeline:
+        options = shardings.of(s)
+        if shardings.spec.model.layer_count > FEW * s.pipeline:
             return cls(options, tiers, options[-1:])
         least = options[-1].get("prefetch")
         fetched = (o for o in options[1:-1] if o.get("gather") == "each" and o.get("prefetch") == least)
@@ -345,7 +346,7 @@ def saved(spec: Spec, estimator: Estimator, candidate: Candidate, limit: int, en
     more are not looked for."""
     if candidate.estimate.memory <= limit:
         return candidate
-    ladder = Ladder.of(spec, candidate.strategy, allowed(spec, "recompute"))
+    ladder = Ladder.of(Shardings(spec), candidate.strategy, allowed(spec, "recompute"))
     best, smallest = None, candidate
     for tier in ladder.tiers:
         if estimator.bound(candidate.strategy, tier) >= (best.estimate.seconds if best else enough):
