@@ -6,7 +6,7 @@ identical layers are priced once per (tensor, context, sequence_parallel, contex
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import field, replace
 from math import ceil, inf
 from typing import Any
@@ -39,9 +39,6 @@ class Estimate:
 
 
 FILLED = ("one_f_one_b", "gpipe")  # schedules that fill and drain their stages with whole micro-batches
-
-# choices that change how state is kept and moved, nothing of the body of a step
-SHARDING = frozenset(("zero", "shard", "reduce", "gather", "prefetch"))
 
 
 @dataclass(slots=True)
@@ -88,20 +85,16 @@ class Estimator(MemoryForms):
             return self._adaptive(s, limit)
         return self._estimate(s, self._body(s), limit)
 
-    def estimates(
-        self, s: Strategy, ways: Iterable[Mapping[str, Any]], limit: float = inf
-    ) -> Iterator[tuple[Strategy, Estimate]]:
-        """A strategy with each of several ways to keep state (choices of `SHARDING`), and its closed forms; what they
-        do not change is worked out once."""
-        body = None
-        for way in ways:
-            assert SHARDING.issuperset(way)
+    def alike(self, s: Strategy, limit: float = inf) -> Callable[[Mapping[str, Any]], tuple[Strategy, Estimate]]:
+        """A strategy with a way to keep its state (`zero`, `shard`, `reduce`, `gather`, `prefetch`), and its closed
+        forms; what none of these changes is worked out once for all ways that are asked for."""
+        body = None if s.recompute == "adaptive" else self._body(s)
+
+        def priced(way: Mapping[str, Any]) -> tuple[Strategy, Estimate]:
             found = s.but(**way)
-            if s.recompute == "adaptive":
-                yield found, self._adaptive(found, limit)
-                continue
-            body = body or self._body(s)
-            yield found, self._estimate(found, body, limit)
+            return found, self._estimate(found, body, limit) if body else self._adaptive(found, limit)
+
+        return priced
 
     def _body(self, s: Strategy) -> _Body:
         cut = self.cut(s)

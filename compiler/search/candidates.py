@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from heapq import heapify, heappop, heappush
 from math import inf
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from titan.compiler.cost.estimate import Estimate, Estimator
 from titan.compiler.plan.frozen import dataclass
 from titan.compiler.schedules.registry import schedule_row
 from titan.compiler.search.hopes import Hopes
+from titan.compiler.search.ladder import NEAR, Ladders
 from titan.compiler.search.loss import SHARE
-from titan.compiler.search.space import EXPERT_RULES, Family, Shardings, Space, allowed
+from titan.compiler.search.space import Family, Space
 from titan.compiler.search.stages import balance_ranks
 from titan.compiler.shared_work import SharedWork
-from titan.compiler.spec.legality import is_legal
 from titan.compiler.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -39,9 +38,7 @@ COMPARED = (
 )
 LARGE = 12_000  # block calls above which a plan must be faster by a margin
 KEPT = 2  # fitting candidates of which no other may be faster
-FEW = 2  # layers of a rank
 HALVED = 256  # families from which on they are searched in two halves
-NEAR = 1.1  # times the limit, by estimate: such plans are compiled too when no better one is left
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,19 +140,12 @@ class _Hunt:
         self.others: dict[int, Candidate] = {}
         self.fastest: list[tuple[float, int]] = []
         self.queue: list[_Entry] = []
-        self.shardings = Shardings(spec)
-        self.ladders: dict[tuple[int, int, int, int], Ladder] = {}
-        self.tiers = allowed(spec, "recompute")
+        self.ladders = Ladders(spec)
+        self.tiers = self.ladders.tiers
         self.priced = 0
         self.hopes = Hopes(spec, estimator, limit)
         # logits formed in pieces hold less than those that are kept, so the next micro-batch may hold as much less
         self.dip = estimator.machine.memory * SHARE
-
-    def ladder(self, s: Strategy) -> Ladder:
-        mesh = (s.pipeline, s.data, s.context, s.tensor)
-        if mesh not in self.ladders:
-            self.ladders[mesh] = Ladder.of(self.shardings, s, self.tiers)
-        return self.ladders[mesh]
 
     def enter(self, family: Family) -> None:
         """Queue a family by what its largest micro-batch takes per sequence: no smaller one takes less."""
@@ -192,7 +182,7 @@ class _Hunt:
     def _least(self, family: Family, number: int, tier: int) -> Candidate:
         """The thriftiest way to share and to shard with a tier of recompute."""
         plain = {"recompute": self.tiers[tier]}
-        changes = [{**option, **plain} for option in self.ladder(family.plain).thrifty]
+        changes = [{**option, **plain} for option in self.ladders.of(family.plain).thrifty]
         tried = [family.member(number, experts, **c) for experts in family.thriftiest for c in changes]
         self.priced += len(tried)
         found = [Candidate(s, self.estimator.estimate(s, 0)) for s in tried]
@@ -232,10 +222,10 @@ class _Hunt:
 
     def _try(self, entry: _Entry) -> None:
         """The fastest sharding that fits with the entry's tier; what recomputes more is queued again."""
-        s, tier, ladder = entry.strategy, self.tiers[entry.tier], self.ladder(entry.strategy)
+        s, tier, ladder = entry.strategy, self.tiers[entry.tier], self.ladders.of(entry.strategy)
         if entry.experts is not None:
             s = s.but(expert=entry.experts[0], expert_tensor=entry.experts[1])
-        tried = tuple(ladder.try_tier(self.spec, self.estimator, s, tier, self.limit))
+        tried = tuple(Candidate(*found) for found in ladder.try_tier(self.estimator, s, tier, self.limit))
         self.priced += len(tried)
         fitting = [c for c in tried if c.estimate.memory <= self.limit]
         if fitting:
@@ -277,81 +267,17 @@ def _has(key: str, value: object, entry: _Entry) -> bool:
     return not open_ and bool(getattr(entry.strategy, key) == value)
 
 
-@dataclass(frozen=True, slots=True)
-class Ladder:
-    """Changes that may make a candidate fit: ways to shard and tiers of recompute, the thriftiest of both last. Where a
-    rank holds few layers, whole buckets may be as large as all that is sharded, and others the `thrifty` ones."""
-
-    options: tuple[dict[str, Any], ...]
-    tiers: tuple[str, ...]
-    thrifty: tuple[dict[str, Any], ...]
-
-    @classmethod
-    def of(cls, shardings: Shardings, s: Strategy, tiers: tuple[str, ...]) -> Ladder:
-        """Of a mesh."""
-        options = shardings.of(s)
-        if shardings.spec.model.layer_count > FEW * s.pipeline:
-            return cls(options, tiers, options[-1:])
-        least = options[-1].get("prefetch")
-        fetched = (o for o in options[1:-1] if o.get("gather") == "each" and o.get("prefetch") == least)
-        return cls(options, tiers, (options[0], *fetched, options[-1]))
-
-    def try_tier(self, spec: Spec, estimator: Estimator, s: Strategy, tier: str, limit: int) -> Iterator[Candidate]:
-        """A strategy with a tier and every sharding, the thriftiest first; only that where not even it fits. Left out
-        is what does not go with the strategy's experts, what only saves more than another one that fits, and what only
-        holds more than another one that does not."""
-        options = self.options
-        if s.expert > 1:
-            options = tuple(o for o in options if is_legal(spec, s.but(**o), EXPERT_RULES))
-        tried: list[tuple[Strategy, bool]] = []
-        for found, estimate in estimator.estimates(s.but(recompute=tier), _in_turn(options, tried), NEAR * limit):
-            yield Candidate(found, estimate)
-            tried.append((found, estimate.memory <= limit))
-            if len(self.thrifty) == 1 and not tried[0][1]:
-                return
-
-
-def _in_turn(options: tuple[dict[str, Any], ...], tried: list[tuple[Strategy, bool]]) -> Iterator[dict[str, Any]]:
-    """The last option, then the first of the others after one that fits, the last after one that does not: so most is
-    known of those between them. `tried`: strategies, and whether they fit."""
-    yield options[-1]
-    left = deque(options[:-1])
-    while left:
-        option = left.popleft() if tried[-1][1] else left.pop()
-        for s, fits in tried:
-            if (_only_saves if fits else _only_holds)(option, s):
-                break
-        else:
-            yield option
-
-
-def _only_saves(option: dict[str, Any], s: Strategy) -> bool:
-    """Whether a sharding moves, in each of several micro-batches, what a strategy moves once, or has less time to."""
-    if option["zero"] != s.zero or option.get("shard", s.shard) != s.shard or option.get("prefetch", 0) > s.prefetch:
-        return False
-    several = ("each",) if s.micro_batches > 1 else ()
-    return all(option.get(key, own) in (own, *several) for key, own in (("reduce", s.reduce), ("gather", s.gather)))
-
-
-def _only_holds(option: dict[str, Any], s: Strategy) -> bool:
-    """Whether a sharding holds no less of anything than a strategy: more parameters for longer, or in fewer shards."""
-    if option["zero"] != s.zero or option.get("reduce", s.reduce) != s.reduce or option.get("prefetch", 0) < s.prefetch:
-        return False
-    shards = option.get("shard", s.shard) == s.shard or s.shard == 0
-    return shards and option.get("gather", s.gather) in ("once", s.gather)
-
-
-def saved(spec: Spec, estimator: Estimator, candidate: Candidate, limit: int, enough: float = inf) -> Candidate:
+def saved(ladders: Ladders, estimator: Estimator, candidate: Candidate, limit: int, enough: float = inf) -> Candidate:
     """The candidate, or the fastest of the ways to make it fit, else the smallest; ways that take `enough` seconds or
     more are not looked for."""
     if candidate.estimate.memory <= limit:
         return candidate
-    ladder = Ladder.of(Shardings(spec), candidate.strategy, allowed(spec, "recompute"))
+    ladder = ladders.of(candidate.strategy)
     best, smallest = None, candidate
     for tier in ladder.tiers:
         if estimator.bound(candidate.strategy, tier) >= (best.estimate.seconds if best else enough):
             break
-        tried = tuple(ladder.try_tier(spec, estimator, candidate.strategy, tier, limit))
+        tried = tuple(Candidate(*found) for found in ladder.try_tier(estimator, candidate.strategy, tier, limit))
         fitting = [c for c in tried if c.estimate.memory <= limit]
         best = min((*fitting, *([best] if best else [])), key=lambda c: c.key, default=None)
         smallest = min((smallest, *tried), key=lambda c: c.estimate.memory)

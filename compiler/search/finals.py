@@ -15,6 +15,7 @@ from titan.compiler.cost.simulate import simulate
 from titan.compiler.search.candidates import Candidate, saved, with_stages
 from titan.compiler.search.distance import Finalist
 from titan.compiler.search.improve import explained, free_tiers
+from titan.compiler.search.ladder import Ladders
 from titan.compiler.search.measured import Measured, ignored, measured
 from titan.compiler.search.orders import finished
 from titan.compiler.search.reasons import reasons
@@ -117,7 +118,7 @@ class Finals:
         most = candidate.estimate.memory - over
         if candidate.work > WORK or over <= 0:
             return None
-        found = saved(self.spec, self.estimator, candidate, most)
+        found = saved(Ladders(self.spec), self.estimator, candidate, most)
         return found if found.estimate.memory <= most else None
 
     def refined(self, space: Space, best: Finalist) -> Finalist:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from titan.compiler.cost.estimate import Estimator
 from titan.compiler.search.candidates import Candidate, saved
+from titan.compiler.search.ladder import Ladders
 from titan.compiler.search.loss import loss_rows
 from titan.compiler.search.space import schedules
 from titan.compiler.spec.divisors import divisors
@@ -34,10 +35,11 @@ def with_kept_logits(
             layout = _without_savings(c.strategy)
             bounds[layout] = min(bound, bounds.get(layout, bound))
     found: list[Candidate] = []
+    ladders = Ladders(spec)
     for layout in sorted(bounds, key=lambda layout: bounds[layout])[:BEST]:
         for s in _every_batch(spec, layout):
             if loss_rows(spec, s.micro_batch, s.context, s.tensor) and estimator.bound(s) < least:
-                kept = saved(spec, estimator, Candidate(s, estimator.estimate(s)), limit)
+                kept = saved(ladders, estimator, Candidate(s, estimator.estimate(s)), limit)
                 if kept.estimate.memory <= limit and kept.estimate.seconds < least:
                     found.append(kept)
     return sorted((*found, *ranked), key=lambda c: c.key) if found else ranked

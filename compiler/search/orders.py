@@ -22,6 +22,7 @@ from titan.compiler.schedules.solved import solve
 from titan.compiler.schedules.timetable import Durations, period, timetable
 from titan.compiler.search.candidates import Candidate, saved, with_stages
 from titan.compiler.search.hopes import Hopes, room, scheduled
+from titan.compiler.search.ladder import Ladders
 from titan.compiler.search.space import schedules
 from titan.compiler.shared_work import SharedWork
 from titan.compiler.strategy import Strategy
@@ -74,7 +75,7 @@ def _pairs(
 ) -> list[Pair]:
     """Pipelines with schedules that fit, until so many are faster than there is hope for the others, or what has no
     stages is. Of one pipeline none whose bound is above another's time by the margin."""
-    hopes = Hopes(spec, estimator, limit)
+    hopes, ladders = Hopes(spec, estimator, limit), Ladders(spec)
     found: list[Pair] = []
     least = (1 + 2 * margin) * min((c.estimate.seconds for c in ranked if c.strategy.pipeline == 1), default=inf)
     hoped = sorted((hopes.seconds(c.strategy, c.estimate), n) for n, c in enumerate(ranked) if c.strategy.pipeline > 1)
@@ -83,7 +84,7 @@ def _pairs(
         if seconds >= enough:
             break
         s = ranked[n].strategy
-        for fitted in _fitting(spec, estimator, _scheduled(spec, s, place == 0), limit, enough, margin):
+        for fitted in _fitting(ladders, estimator, _scheduled(spec, s, place == 0), limit, enough, margin):
             pair = Pair(fitted.estimate.seconds, n, fitted, fitted.strategy.schedule == s.schedule)
             insort(found, pair, key=lambda p: p[:2])
     return found
@@ -100,14 +101,14 @@ def _scheduled(spec: Spec, s: Strategy, first: bool) -> Iterator[Strategy]:
 
 
 def _fitting(
-    spec: Spec, estimator: Estimator, ways: Iterator[Strategy], limit: int, enough: float, margin: float
+    ladders: Ladders, estimator: Estimator, ways: Iterator[Strategy], limit: int, enough: float, margin: float
 ) -> Iterator[Candidate]:
     """Those of one pipeline that fit, with what they must save for it."""
     for bound, _, s in sorted((estimator.bound(s, s.recompute), n, s) for n, s in enumerate(ways)):
         if bound >= enough:
             return
         most = room(limit, s.schedule)
-        found = saved(spec, estimator, Candidate(s, estimator.estimate(s)), most, enough)
+        found = saved(ladders, estimator, Candidate(s, estimator.estimate(s)), most, enough)
         if found.estimate.memory <= most:
             enough = min(enough, (1 + margin) * found.estimate.seconds)
             yield found

@@ -10,6 +10,7 @@ from titan.compiler.cost.estimate import Estimate, Estimator
 from titan.compiler.cost.shape import Shape
 from titan.compiler.plan.sequence import needed_steps
 from titan.compiler.search.candidates import Candidate, saved
+from titan.compiler.search.ladder import Ladders
 from titan.compiler.search.space import PREFERRED
 from titan.compiler.spec.padding import padded, padding_in_words
 from titan.compiler.strategy import Strategy
@@ -193,7 +194,7 @@ def _best_other(
     found = next((c for c in everything if getattr(c.strategy, key) != mine), None)
     if found is None:
         return None
-    return getattr(found.strategy, key), saved(spec, estimator, found, limit).estimate
+    return getattr(found.strategy, key), saved(Ladders(spec), estimator, found, limit).estimate
 
 
 def _differs_in_schedule(other: Strategy, chosen: Strategy) -> bool:

@@ -18,11 +18,12 @@ from titan.compiler.cost.shape import read_shape
 from titan.compiler.cost.timeline import Timeline
 from titan.compiler.plan.frozen import dataclass
 from titan.compiler.search.bound import least_step
-from titan.compiler.search.candidates import LARGE, NEAR, Candidate, affordable, price, with_stages
+from titan.compiler.search.candidates import LARGE, Candidate, affordable, price, with_stages
 from titan.compiler.search.distance import Finalist
 from titan.compiler.search.enumeration import enumerate_space
 from titan.compiler.search.finals import FINALISTS, WORK, Finals
 from titan.compiler.search.improve import further_ahead, layer_by_layer, on_host
+from titan.compiler.search.ladder import NEAR
 from titan.compiler.search.logits import with_kept_logits
 from titan.compiler.search.measured import ignored
 from titan.compiler.search.orders import with_schedules

@@ -7,8 +7,8 @@ better one stands for them wherever the wishes allow it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import lru_cache
+from collections.abc import Iterable, Iterator
+from functools import cached_property, lru_cache
 from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -211,6 +211,45 @@ def context_forms(spec: Spec, context: int, tensor: int) -> list[tuple[str, int,
     return found
 
 
+class Ways(tuple[dict[str, Any], ...]):
+    """Ways to shard, from fast to thrifty, with what one tells about others: bit n stands for the n-th."""
+
+    @cached_property
+    def holds(self) -> tuple[int, ...]:
+        """Of each those that hold no less of anything: where it does not fit, they do not."""
+        return tuple(_bits(_only_holds(other, one) for other in self) for one in self)
+
+    @cached_property
+    def saves(self) -> dict[bool, tuple[int, ...]]:
+        """Of each those that take no less time, where there are several micro-batches and where there is one."""
+        return {
+            several: tuple(_bits(_only_saves(other, one, several) for other in self) for one in self)
+            for several in (False, True)
+        }
+
+
+def _bits(values: Iterable[bool]) -> int:
+    return sum(1 << n for n, value in enumerate(values) if value)
+
+
+def _only_saves(way: dict[str, Any], other: dict[str, Any], several: bool) -> bool:
+    """Whether it gathers, in each of several micro-batches, what the other gathers once, or has less time to. Sums of
+    each may hide where one sum would not."""
+    if any(way.get(key) != other.get(key) for key in ("zero", "shard", "reduce")):
+        return False
+    later = way.get("prefetch", 0) <= other.get("prefetch", 0)
+    return later and way.get("gather") in (other.get("gather"), *(("each",) if several else ()))
+
+
+def _only_holds(way: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether it holds more parameters, or for longer, or in fewer shards."""
+    if way["zero"] != other["zero"] or way.get("reduce") != other.get("reduce"):
+        return False
+    shards = way["shard"] == other["shard"] or other["shard"] == 0
+    earlier = way.get("prefetch", 0) >= other.get("prefetch", 0)
+    return shards and earlier and way.get("gather") in (other.get("gather"), "once")
+
+
 class Shardings:
     """ZeRO choices for meshes that the wishes allow, from fast to thrifty: the first stands for the mesh, the others
     are tried where that does not fit. A group of shards spans all data ranks, or with ZeRO-3 those of one node. They
@@ -219,9 +258,9 @@ class Shardings:
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
         self._copies = {piped: _copies(spec, piped) for piped in (False, True)}
-        self._known: dict[tuple[bool, int, int], tuple[dict[str, Any], ...]] = {}
+        self._known: dict[tuple[bool, int, int], Ways] = {}
 
-    def of(self, s: Strategy) -> tuple[dict[str, Any], ...]:
+    def of(self, s: Strategy) -> Ways:
         """Of the mesh of a strategy."""
         idle = s.data * s.context == 1 and not self._copies[s.pipeline > 1]
         node = self.spec.cluster.devices_per_node // (s.context * s.tensor)
@@ -232,7 +271,7 @@ class Shardings:
             self._known[key] = self._worked_out(*key)
         return self._known[key]
 
-    def _worked_out(self, idle: bool, node: int, pinned: int) -> tuple[dict[str, Any], ...]:
+    def _worked_out(self, idle: bool, node: int, pinned: int) -> Ways:
         """`pinned`: the degree that is wished, -1: any."""
         p, levels = self.spec.parallel, allowed(self.spec, "zero", idle)
         if levels and levels[0] in (0, 1):
@@ -254,7 +293,7 @@ class Shardings:
             # what is gathered once a step is gathered at its beginning
             nearest = min((o["prefetch"] for o in found if "prefetch" in o), default=0)
             found = [o for o in found if o.get("gather") != "once" or o["prefetch"] == nearest]
-        return tuple(found)
+        return Ways(found)
 
 
 def shardings(spec: Spec, s: Strategy) -> tuple[dict[str, Any], ...]:
