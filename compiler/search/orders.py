@@ -37,6 +37,7 @@ ELEMENTS = 6500  # of an order that is timed; of a longer one two shorter ones a
 MOST = 65_000  # elements of all orders that are timed, beyond the first two
 PAYS = 12_000  # elements of all orders from which on a second process pays
 SOLVED = 1_600  # elements of an order that is searched for
+ALIKE = 0.01  # share of a step by which closed forms may be wrong about two layouts with the same order
 STALL = 0.02  # share of a step that not waiting for the norm must save: a norm that clips by surprise costs two steps
 
 
@@ -46,14 +47,14 @@ def with_schedules(
     """`ranked`, and pipelines with other schedules, in order of their times: by closed form, which is wrong by about
     `margin`, and by their orders where those may be the best."""
     crowded = bool(estimator.machine.cores)  # closed forms know little of ranks that share cores
-    most, apart = (CROWDED, inf) if crowded else (LISTED, margin)
+    most, apart, alike = (CROWDED, inf, inf) if crowded else (LISTED, margin, ALIKE)
     pairs = _pairs(spec, estimator, ranked, limit, most, apart)
     chosen = pairs if crowded else _likely(pairs, margin)
     jobs: dict[str, list[Pair]] = {}
     for pair in chosen:
         s = pair.candidate.strategy
         jobs.setdefault(f"{s.schedule} {s.chunks} {s.pipeline} {s.micro_batches}", []).append(pair)
-    work = {name: partial(_all_timed, spec, estimator, listed, limit) for name, listed in jobs.items()}
+    work = {name: partial(_all_timed, spec, estimator, listed, limit, alike) for name, listed in jobs.items()}
     pays = len(work) > 1 and sum(_timed_elements(p.candidate.strategy) for p in chosen) > PAYS
     found = [c for some in SharedWork(work, pays=pays).finish().values() for c in some]
     known = {p.number for p in chosen if p.stands}
@@ -141,8 +142,20 @@ def _pinned(spec: Spec, name: str) -> bool:
     return wish.fixed and wish.value == name
 
 
-def _all_timed(spec: Spec, estimator: Estimator, pairs: list[Pair], limit: int) -> list[Candidate]:
-    return [c for pair in pairs for c in timed(spec, estimator, pair.candidate, limit)]
+def _all_timed(spec: Spec, estimator: Estimator, pairs: list[Pair], limit: int, alike: float) -> list[Candidate]:
+    """Pairs with the same order, the fastest by closed form first: those that are not nearly as fast take so many times
+    as long as their closed forms say as it does."""
+    found: list[Candidate] = []
+    first, times = inf, 1.0
+    for pair in pairs:
+        if pair.seconds > (1 + alike) * first:
+            estimate = replace(pair.candidate.estimate, seconds=times * pair.seconds)
+            found.append(Candidate(pair.candidate.strategy, estimate))
+        elif tried := timed(spec, estimator, pair.candidate, limit):
+            fastest = min(c.estimate.seconds for c in tried)
+            first, times = (first, times) if found else (pair.seconds, fastest / pair.seconds)
+            found += tried
+    return found
 
 
 def timed(spec: Spec, estimator: Estimator, candidate: Candidate, limit: int) -> list[Candidate]:
