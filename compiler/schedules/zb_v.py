@@ -21,15 +21,16 @@ class _Rank:
     def __init__(self, rank: int, ranks: int, micro_batches: int) -> None:
         self.rank, self.ranks, self.limit = rank, ranks, micro_batches
         self.chunks = (rank, 2 * ranks - 1 - rank)
-        self.count = {(phase, half): 0 for phase in "FIW" for half in (0, 1)}
+        self.count = tuple(dict.fromkeys("FIW", 0) for _ in self.chunks)
         self.elements: list[Element] = []
 
     def run(self, phases: str, half: int) -> None:
+        count, chunk = self.count[half], self.chunks[half]
         for phase in phases:
-            done = self.count[phase, half]
+            done = count[phase]
             if done < self.limit:
-                self.elements.append(ELEMENT((phase, self.chunks[half], done)))
-                self.count[phase, half] = done + 1
+                self.elements.append(ELEMENT((phase, chunk, done)))
+                count[phase] = done + 1
 
     def program(self) -> tuple[Element, ...]:
         below = self.ranks - self.rank
@@ -40,7 +41,8 @@ class _Rank:
             self.run("F", 0)
         for _ in range(below):
             self.run("FIW", 1)
-        while self.count["F", 1] < self.count["F", 0] or self.count["F", 0] < self.limit:
+        down, up = self.count
+        while up["F"] < down["F"] or down["F"] < self.limit:
             self.run("F", 0)
             self.run("IW", 0)
             self.run("FIW", 1)
@@ -49,9 +51,9 @@ class _Rank:
             self.run("I", 1)
         for _ in range(below):
             self.run("IW", 0)
-        while self.count["W", 1] < self.limit:
+        while up["W"] < self.limit:
             self.run("IW", 1)
-        while self.count["W", 0] < self.limit:
+        while down["W"] < self.limit:
             self.run("IW", 0)
         return tuple(self.elements)
 
