@@ -240,11 +240,13 @@ class LayerPrices:
         mixed = (3 if cut.exchange > 1 and not shape.products else 2) * queries
         kept = 2 * residual + 2 * gathered + tokens * (mixed + 2 * whole_keys + (up + 1) * inner)
         thrifty = 2 * residual + tokens * (mixed + 2 * whole_keys + up * inner)
-        least = residual * (2 if t > 1 else 1) + tokens * queries  # what a sum over ranks has made is stored
+        # what a sum over ranks has made is stored, and what attention has, where that is not latent
+        least = residual * (2 if t > 1 else 1) + (0 if shape.products else tokens * queries)
         light = moved_seconds(self.machine, size * (4 * residual + (up + 1) * hidden))
         again = near / 2 if cut.sequence_parallel else 0.0
-        # not again: attention, the last product and sum, and where ranks are summed the product before that
-        heavy = (
+        # not again: attention that is not latent, the last product and sum, and where ranks are summed the product
+        # before that
+        heavy = (attention if shape.products else 0.0) + (
             linear.forward - linear.last + around - moved_seconds(self.machine, size * (6 if t > 1 else 3) * residual)
         )
         return LayerCost(
