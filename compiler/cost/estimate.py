@@ -12,9 +12,10 @@ from math import ceil, inf
 from typing import Any
 
 from titan.compiler.cost.compute import moved_seconds
+from titan.compiler.cost.cut import Cut
 from titan.compiler.cost.estimate_memory import Activations, MemoryForms
 from titan.compiler.cost.gathers import gather_seconds
-from titan.compiler.cost.layer import Cut, LayerCost, strided
+from titan.compiler.cost.layer import LayerCost, strided
 from titan.compiler.cost.machine import Machine
 from titan.compiler.cost.network import transfer_seconds
 from titan.compiler.cost.offload import activation_seconds, state_seconds

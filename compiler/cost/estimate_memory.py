@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from math import prod
 from typing import NamedTuple
 
+from titan.compiler.cost.cut import Cut
 from titan.compiler.cost.held import Frames, Held, frames_held, held_by_rank
-from titan.compiler.cost.layer import Cut, LayerCost, LayerPrices
+from titan.compiler.cost.layer import LayerCost, LayerPrices
 from titan.compiler.cost.machine import Machine
 from titan.compiler.cost.offload import kept_layers, nearby
 from titan.compiler.cost.shape import Shape

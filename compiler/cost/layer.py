@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from titan.compiler.cost.compute import attention_seconds, cast_seconds, fullest, gemm_seconds, moved_seconds
+from titan.compiler.cost.cut import Cut
 from titan.compiler.cost.machine import Machine
 from titan.compiler.cost.network import Placement, bases, collective_seconds, place, transfer_seconds
 from titan.compiler.cost.shape import Mixture, Shape
@@ -15,31 +16,6 @@ from titan.compiler.plan.operators import DTYPE_BYTES
 from titan.compiler.plan.sequence import mean_pairs, most_pairs, needed_steps
 
 Both = tuple[float, float]  # forward and backward
-
-
-class Cut(NamedTuple):
-    """What decides the price of a layer."""
-
-    sequence: int  # filled up to a multiple of its pieces
-    tensor: int
-    context: int
-    sequence_parallel: bool
-    context_form: str
-    micro_batch: int
-    context_heads: int = 1
-    zigzag: bool = True
-    loss_rows: int = 0
-    experts: tuple[int, ...] = (1, 1, 1, 1)  # ranks on data, context, tensor that share experts, expert_tensor; or open
-
-    @property
-    def ring(self) -> int:
-        """Ranks of a ring; 1 without one."""
-        return self.context // self.context_heads if self.context_form == "ring" else 1
-
-    @property
-    def exchange(self) -> int:
-        """Ranks that exchange heads."""
-        return {"heads": self.context, "ring": self.context_heads}.get(self.context_form, 1)
 
 
 class LayerCost(NamedTuple):
@@ -125,7 +101,7 @@ class LayerPrices:
         self._layers: dict[Cut, LayerCost] = {}
         self._plain: dict[tuple[object, ...], list[LayerCost]] = {}  # of each kind of layers, without experts
         self._heads: dict[tuple[int, int, int, int, int], LayerCost] = {}
-        self._mixed: dict[Cut, tuple[Both, Both, Both]] = {}
+        self._mixed: dict[Cut, tuple[Both, Both, Both, float]] = {}
         self._linear: dict[tuple[int, int, int, int], tuple[float, float, float]] = {}
         self._linears: dict[tuple[int, int, int, int], _Linear] = {}
         self.longer: Callable[[int], Longer] | None = None  # on a measured machine, by sequences of a micro-batch
@@ -226,7 +202,7 @@ class LayerPrices:
         keys = max(shape.kv_heads // t, 1 if shape.kv_heads else 0) * shape.head_dim
         inner, up = round(width / t), 2 if shape.gated else 1
         linear = self._linear_layers(tokens, stream, t, queries, keys, inner)
-        (attention, back_attention), traffic, ring = self._mixing(cut, tokens, queries, keys)
+        (attention, back_attention), traffic, ring, moved = self._mixing(cut, tokens, queries, keys)
         residual, gathered, hidden = stream * shape.hidden, tokens * shape.hidden, tokens * inner
         turned = tokens * (queries if shape.products else queries + keys)
         # norms and residual sums two each, rotary positions of queries and keys, activation; sums have no backward;
@@ -243,11 +219,19 @@ class LayerPrices:
         # what a sum over ranks has made is stored, and what attention has, where that is not latent
         least = residual * (2 if t > 1 else 1) + (0 if shape.products else tokens * queries)
         light = moved_seconds(self.machine, size * (4 * residual + (up + 1) * hidden))
-        again = near / 2 if cut.sequence_parallel else 0.0
+        again = (traffic[0] - moved) / 2 if cut.sequence_parallel else 0.0
         # not again: attention that is not latent, the last product and sum, and where ranks are summed the product
         # before that
-        heavy = (attention if shape.products else 0.0) + (
-            linear.forward - linear.last + around - moved_seconds(self.machine, size * (6 if t > 1 else 3) * residual)
+        kept_share = 0.0 if shape.products or cut.exchange == 1 else queries / (2 * queries + 2 * keys)
+        heavy = (
+            moved * (1 - kept_share)
+            + (attention if shape.products else 0.0)
+            + (
+                linear.forward
+                - linear.last
+                + around
+                - moved_seconds(self.machine, size * (6 if t > 1 else 3) * residual)
+            )
         )
         return LayerCost(
             linear.forward + attention + around + near,
@@ -280,16 +264,18 @@ class LayerPrices:
         found = self._linears[key] = _Linear(*seconds, last, split * self.size)
         return found
 
-    def _mixing(self, cut: Cut, tokens: int, queries: int, keys: int) -> tuple[Both, Both, Both]:
-        """Seconds forward and backward of attention, of collectives, and of a ring's transfers that show; whatever the
-        width of the feed-forward part."""
+    def _mixing(self, cut: Cut, tokens: int, queries: int, keys: int) -> tuple[Both, Both, Both, float]:
+        """Seconds forward and backward of attention, of collectives, and of a ring's transfers that show; of the
+        collectives forward those of the context form. All that whatever the width of the feed-forward part."""
         found = self._mixed.get(cut)
         if found is None:
             scores = [(w, share, self._scores(cut, tokens * queries, w)) for w, share in self.shape.windows if queries]
+            once, (moved, back) = self._layer_traffic(cut, tokens, queries, keys)
             found = self._mixed[cut] = (
                 (sum(share * one[0] for _, share, one in scores), sum(share * one[1] for _, share, one in scores)),
-                self._layer_traffic(cut, tokens, queries, keys),
+                (once + moved, once + back),
                 self._ring_exposed(cut, tokens * keys, scores) if cut.ring > 1 else (0.0, 0.0),
+                moved,
             )
         return found
 
@@ -314,8 +300,8 @@ class LayerPrices:
             backward += cast_seconds(self.machine, batch * tokens * n)
         return forward, backward, gemm_seconds(self.machine, n, k, tokens, dtype, 8, batch)
 
-    def _layer_traffic(self, cut: Cut, tokens: int, queries: int, keys: int) -> tuple[float, float]:
-        """Seconds of collectives forward and backward: tensor regions, then the context form."""
+    def _layer_traffic(self, cut: Cut, tokens: int, queries: int, keys: int) -> tuple[float, Both]:
+        """Seconds of collectives of tensor regions, forward or backward, and of those of the context form, both."""
         near = strided(1, cut.tensor, self.machine.devices_per_node)
         whole = float(tokens * self.shape.hidden * self.size)
         if cut.sequence_parallel:
@@ -323,21 +309,19 @@ class LayerPrices:
         else:
             once = 2 * self.collective("all_reduce", near, whole)
         if cut.context == 1:
-            return once, once
+            return once, (0.0, 0.0)
         far = strided(cut.tensor, cut.context, self.machine.devices_per_node)
         if cut.exchange > 1:
             far = strided(cut.tensor, cut.exchange, self.machine.devices_per_node)
             moved = sum(
                 self.collective("all_to_all", far, tokens * w * self.size) for w in (queries, queries, keys, keys)
             )
-            return once + moved, once + moved
+            return once, (moved, moved)
         if cut.context_form == "ring":
-            return once, once
+            return once, (0.0, 0.0)
         gathered = float(tokens * cut.context * keys * self.size)
-        return (
-            once + 2 * self.collective("all_gather", far, gathered),
-            once + 2 * self.collective("reduce_scatter", far, gathered),
-        )
+        ways = (2 * self.collective(opcode, far, gathered) for opcode in ("all_gather", "reduce_scatter"))
+        return once, (next(ways), next(ways))
 
     def _scores(self, cut: Cut, width: int, window: int) -> tuple[float, float]:
         """Seconds of attention of one window forward and backward, over `width` numbers of queries: the rank or the

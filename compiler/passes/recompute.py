@@ -2,11 +2,11 @@
 
     none       everything that backward reads
     selective  not the results of norms and activation functions (and gathers of them), whose operands are stored
-    full       only the layer's input, output and log-sum-exp of attention, and what a sum over ranks has made; of latent
-               attention, whose output is wider than the input, nothing
+    full       only the layer's input, output and log-sum-exp of attention, and what a sum over ranks has made; of
+               latent attention, whose output is wider than the input, nothing
 
-So no other attention runs twice and no sum over ranks is repeated; of the other collectives a rebuild repeats those that
-gather or exchange. In an adaptive plan it repeats none at all: then ranks may choose tiers each for itself.
+So no other attention runs twice and no sum over ranks is repeated; of the other collectives a rebuild repeats those
+that gather or exchange. In an adaptive plan it repeats none at all: then ranks may choose tiers each for itself.
 """
 
 from __future__ import annotations

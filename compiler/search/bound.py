@@ -28,8 +28,9 @@ from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from titan.compiler.cost.bound import ideal
+from titan.compiler.cost.cut import Cut
 from titan.compiler.cost.estimate import FILLED, Estimator
-from titan.compiler.cost.layer import Cut, LayerCost, strided
+from titan.compiler.cost.layer import LayerCost, strided
 from titan.compiler.cost.network import transfer_seconds
 from titan.compiler.plan.frozen import dataclass
 from titan.compiler.search.forced import forced, tiers_of
