@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -28,7 +28,8 @@ class SharedWork(Generic[T]):
     """Jobs by name, done by this process and, where that `pays`, by a forked one, which has all that they read. Whoever
     is free takes the next one, so that nobody waits while there is work. The fork begins at once, or when told if it is
     to be `later`; where `go_on` says whether there are others by the result of the first, with that one. What a helper
-    leaves undone, because it was killed or the job failed, is done here. A context; leaving it ends what is under way.
+    leaves undone, because it was killed or the job failed, is done here, and so are jobs that are this process's `own`,
+    for what it has worked out by then. A context; leaving it ends what is under way.
     """
 
     def __init__(
@@ -37,8 +38,10 @@ class SharedWork(Generic[T]):
         go_on: Callable[[T], bool] | None = None,
         pays: bool = True,
         later: bool = False,
+        own: Collection[str] = (),
     ) -> None:
         self._jobs, self._names, self._go_on = jobs, tuple(jobs), go_on
+        self._shared = bytes(n for n, name in enumerate(self._names[:MOST]) if name not in own)
         self._found: dict[str, T] = {}
         self._helper: ForkProcess | None = None
         self._begun = not pays or len(jobs) > MOST
@@ -58,7 +61,7 @@ class SharedWork(Generic[T]):
         self._queue, tokens = os.pipe()
         self._results, there = context.Pipe(duplex=False)
         if self._go_on is None:
-            os.write(tokens, bytes(range(len(self._names))))
+            os.write(tokens, self._shared)
         self._helper = context.Process(target=self._help, args=(tokens, there), daemon=True)
         self._helper.start()
         os.close(tokens)
@@ -71,7 +74,7 @@ class SharedWork(Generic[T]):
                 first = self._names[0]
                 self._found[first] = self._jobs[first]()
                 if self._go_on(self._found[first]):
-                    os.write(tokens, bytes(range(1, len(self._names))))
+                    os.write(tokens, self._shared[1:])
             os.close(tokens)
             self._take()
             results.send(self._found)

@@ -16,7 +16,7 @@ from titan.compiler.plan.host import host_memory
 from titan.compiler.plan.listing import distinct
 from titan.compiler.plan.opcodes import ASYNCHRONOUS
 from titan.compiler.plan.program import Plan, Role
-from titan.compiler.plan.sizes import Sizes, memory_by_component
+from titan.compiler.plan.sizes import Sizes
 
 _Kind = tuple[str, str, str, tuple[tuple[str, object], ...]]
 _KIND = attrgetter("opcode", "group", "stream", "attributes")
@@ -82,14 +82,13 @@ def memory_ledger(plan: Plan, machine: Machine | None = None, limit: int | None 
     sizes = Sizes(plan)
     if limit is None:
         limit = int(plan.setting("memory.limit_bytes") or machine.memory)
-    roles = tuple(_role_memory(plan, role, machine, sizes) for role in plan.roles)
+    roles = tuple(_role_memory(role, held, machine, sizes) for role, held in zip(plan.roles, plan.memory, strict=True))
     return MemoryLedger(roles, limit, int(plan.setting("memory.host_bytes") or 0))
 
 
-def _role_memory(plan: Plan, role: Role, machine: Machine, sizes: Sizes) -> RoleMemory:
-    held = memory_by_component(plan, role, sizes)
+def _role_memory(role: Role, held: dict[str, int], machine: Machine, sizes: Sizes) -> RoleMemory:
     tensors = sum(held.values())
-    communicators = round(communicator_count(plan, role, sizes) * machine.figures["communicator_bytes"])
+    communicators = round(communicator_count(sizes.plan, role, sizes) * machine.figures["communicator_bytes"])
     slack = round(tensors * machine.figures["allocator_slack"])
     components = {**held, "communicators": communicators, "allocator": slack, "reserved": machine.reserved}
     upper = upper_bound(machine, tensors, communicators)

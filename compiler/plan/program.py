@@ -277,6 +277,14 @@ class Plan:
         return alike(self)
 
     @cached_property
+    def memory(self) -> tuple[dict[str, int], ...]:
+        """Bytes of each role on the device by component (`compiler/plan/sizes.py`), for ledger and proof."""
+        from titan.compiler.plan.sizes import Sizes, memory_by_component
+
+        sizes = Sizes(self)
+        return tuple(memory_by_component(self, role, sizes) for role in self.roles)
+
+    @cached_property
     def stretches(self) -> tuple[Stretch, ...]:
         """Those of all blocks; of lists that are written in several layers once."""
         lists = (text(block.instructions) for role in self.roles for block in role.blocks)

@@ -26,10 +26,10 @@ class EarlyProofs:
         self._stop()
 
     def begin(self, plan: Plan) -> None:
-        """Begins the proofs of this plan in place of another's."""
+        """Begins the proofs of this plan in place of another's, while here it is measured."""
         if self._under_way is None or not _same(self._under_way.plan, plan):
             self._stop()
-            self._under_way = Proving(plan)
+            self._under_way = Proving(plan, measured=True)
 
     def proofs(self, plan: Plan) -> dict[str, Proof]:
         """Every proof of this plan by name."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from titan.compiler.plan.host import host_memory
 from titan.compiler.plan.program import Plan
-from titan.compiler.plan.sizes import Sizes, liveness, memory_by_component
+from titan.compiler.plan.sizes import Sizes, liveness
 from titan.compiler.verify.findings import Finding, at
 
 
@@ -15,8 +15,7 @@ def memory(plan: Plan) -> list[Finding]:
     limit, sizes = plan.setting("memory.limit_bytes"), Sizes(plan)
     if limit is None:
         return [Finding("T770", "the plan states no memory limit")]
-    for role in plan.roles:
-        parts = memory_by_component(plan, role, sizes)
+    for role, parts in zip(plan.roles, plan.memory, strict=True):
         total = sum(parts.values())
         if total > limit:
             walk = max((liveness(plan, role, name, sizes) for name, _ in role.orders), key=lambda w: w.peak)

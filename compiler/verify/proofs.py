@@ -45,12 +45,13 @@ LONGEST = ("registers", "memory", "progress", "gradients", "layout", "matching")
 
 class Proving:
     """The proofs of a plan, begun in a second process at once where that pays. Where layers are alike those that stand
-    for all of them are proven; memory is that of the whole plan."""
+    for all of them are proven; memory is that of the whole plan. `measured`: this process will have measured that."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, measured: bool = False) -> None:
         self.plan = plan
         self._less = fewer(plan)
-        self._work = SharedWork(_jobs(plan, self._less or plan), _sound, pays=_large(plan))
+        own = ("memory",) if measured and not plan.adaptive else ()
+        self._work = SharedWork(_jobs(plan, self._less or plan), _sound, pays=_large(plan), own=own)
 
     @rare_collections()
     def proofs(self) -> dict[str, Proof]:

@@ -48,6 +48,14 @@ def test_every_job_is_done_once(go_on: Callable[[object], bool] | None, pays: bo
     assert {name: (tmp_path / name).read_text() for name in names} == dict.fromkeys(names, "x")
 
 
+@pytest.mark.parametrize("go_on", [None, always])
+def test_own_jobs_are_done_here(go_on: Callable[[object], bool] | None) -> None:
+    work = SharedWork({f"job{k}": os.getpid for k in range(4)}, go_on, own=("job1", "job3"))
+    work._take = lambda: None  # type: ignore[method-assign]  # all others are the helper's
+    found = work.finish()
+    assert [pid == os.getpid() for pid in found.values()] == [False, True, False, True]
+
+
 def test_nothing_follows_from_a_first_job_that_says_so(tmp_path: Path) -> None:
     jobs = {name: noted(tmp_path, name) for name in ("first", "second")}
     assert SharedWork(jobs, lambda result: result != "first!").finish() == {"first": "first!"}
