@@ -95,19 +95,19 @@ def titan() -> None:
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Entry point of the console command `titan`."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if arguments is None and given[:1] != ["run"]:  # short-lived; a plan is a large tree without cycles
+    short = arguments is None and given[:1] != ["run"]
+    if short:  # a plan is a large tree without cycles
         gc.disable()
     code = run(given)
     try:
         sys.stdout.flush()
     except BrokenPipeError:
         _close_stdout()
-    # Taking torch down in order takes long, and nothing is left to do. After an interrupt inside of `exec`, `python -m`
-    # would end itself by the signal in place of the code.
-    if "torch" in sys.modules or code == INTERRUPTED:
+    # Taking modules down in order takes long, torch above all, and nothing is left to do. After an interrupt inside of
+    # `exec`, `python -m` would end itself by the signal in place of the code.
+    if short or "torch" in sys.modules or code == INTERRUPTED:
         sys.stderr.flush()
         os._exit(code)
-    gc.freeze()  # all of it goes with the process: Python would look through it for cycles twice before
     sys.exit(code)
 
 
