@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 
 from titan.grammar.diagnostics import Diagnostic, Span, TitanError
@@ -64,9 +63,6 @@ def _not_a_file(name: str, file: Path) -> Diagnostic:
     return Diagnostic("T119", f"{name} is a folder, not a spec", nearest=tuple(inside))
 
 
-@cache
 def library_path() -> Path:
     """The folder of the shipped library; `models.llama` is `models/llama.titan` in it."""
-    from importlib.resources import files
-
-    return Path(str(files("titan.grammar").joinpath("library")))
+    return Path(__file__).with_name("library")
