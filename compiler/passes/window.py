@@ -6,7 +6,7 @@ run ahead of their neighbour too few slots even deadlock. The number is found by
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 from titan.compiler.passes.transfers import transfers
@@ -33,6 +33,7 @@ def _of_schedule(schedule: str, ranks: int, chunks: int) -> int:
     return _smallest(schedule_row(schedule).order(ranks, 4 * ranks, chunks), 4 * ranks)
 
 
+@lru_cache(maxsize=16)
 def _smallest(order: Order, most: int) -> int:
     if len(order.ranks) == 1:
         return SIZES[0]
