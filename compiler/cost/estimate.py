@@ -274,7 +274,7 @@ class Estimator(MemoryForms):
         if self._shards(s) == 1 or s.zero < 2:
             return 0.0
         near = strided(s.tensor, self._shards(s), self.machine.devices_per_node)
-        weights, end = self.shape.layer_parameters / s.tensor, self.shape.end_parameters / s.tensor
+        weights, end = self.shape.layer_held(s.tensor), self.shape.end_parameters / s.tensor
         found = 0.0
         if s.zero == 3 and s.gather == "each":
             one = self.collective("all_gather", near, weights * self.size)

@@ -149,7 +149,7 @@ class MemoryForms(LayerPrices):
         """Bytes of optimizer state of the host that are on the device at once."""
         if not s.state_on_host:
             return 0.0
-        one = max(self.shape.layer_parameters, self.shape.end_parameters if ends else 0) / s.tensor
+        one = max(self.shape.layer_held(s.tensor), self.shape.end_parameters / s.tensor if ends else 0.0)
         held = min(nearby(s) * one, self._weights(s, layers, ends)) / self._shards(s)
         data, context, _ = s.expert_parts
         held += min(nearby(s), layers) * self._experts_held(s) / max(self._shards(s) // (data * context), 1)
@@ -165,7 +165,7 @@ class MemoryForms(LayerPrices):
         two); early stages hold more micro-batches at once."""
         layer = self.layer(self.cut(s))
         micro_batches = self.global_batch // (s.data * s.micro_batch)
-        weights = self._buffers(s, self.shape.layer_parameters / s.tensor) + self._expert_buffers(s, 1)
+        weights = self._buffers(s, self.shape.layer_held(s.tensor)) + self._expert_buffers(s, 1)
         fixed = self._buffers(s, self.shape.end_parameters / s.tensor) + self.machine.reserved
         fixed += self._communicators(s) * self.machine.figures["communicator_bytes"]
         fixed += self._whole(s, self.shape.layers / s.pipeline, 1) if s.zero > 1 else 0.0
@@ -192,7 +192,7 @@ class MemoryForms(LayerPrices):
 
     def _weights(self, s: Strategy, layers: float, ends: int) -> float:
         """Parameters of a rank: its layers, and so many matrices of embedding and head, sharded by rows."""
-        return (self.shape.layer_parameters * layers + self.shape.end_parameters * ends) / s.tensor
+        return self.shape.layer_held(s.tensor) * layers + self.shape.end_parameters * ends / s.tensor
 
     def _expert_buffers(self, s: Strategy, layers: float) -> float:
         """The same of the experts of so many layers: they have fewer replicas, and so fewer shards."""
@@ -208,7 +208,7 @@ class MemoryForms(LayerPrices):
 
     def _layer_held(self, s: Strategy) -> float:
         """Parameters of a layer on one rank, whole, its experts too."""
-        return self.shape.layer_parameters / s.tensor + self._experts_held(s)
+        return self.shape.layer_held(s.tensor) + self._experts_held(s)
 
     def _experts_held(self, s: Strategy) -> float:
         """The same of its experts alone."""

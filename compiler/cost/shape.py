@@ -44,6 +44,11 @@ class Shape:
     expert_parameters: float = 0.0  # of a mean layer
     product_dtype: str = ""  # in which products of layers are formed, where it is not the operands'
     windows: tuple[tuple[int, float], ...] = ((0, 1.0),)  # tokens that attention sees (0: all before), share of layers
+    whole_parameters: int = 0  # of a layer's those that every tensor rank has: latent attention's before the heads
+
+    def layer_held(self, tensor: int) -> float:
+        """Parameters of a layer, without experts, on each of so many tensor ranks."""
+        return (self.layer_parameters - self.whole_parameters) / tensor + self.whole_parameters
 
 
 def read_shape(model: Mapping[str, Any], sequence: int, dtype: str, product_dtype: str = "") -> Shape:
@@ -73,7 +78,7 @@ def read_shape(model: Mapping[str, Any], sequence: int, dtype: str, product_dtyp
         (model["vocab"] + (model["max_positions"] if model["positions"] == "learned" else 0)) * hidden,
         tuple(m / mean for k, m in zip(kinds, met, strict=True) for _ in range(k.count)),
         latent, attention.get("value_dim", 0), kinds if held else (), held, product_dtype,
-        tuple(windows.items()),
+        tuple(windows.items()), sum(k * n for k, n, by_heads in latent if not by_heads),
     )  # fmt: skip
 
 

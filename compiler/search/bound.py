@@ -290,7 +290,7 @@ class Bounds:
         e, s = self.estimator, replace(s, **option, offload="optimizer" if self._on_host("optimizer") else "none")
         shape, node, layers = e.shape, e.machine.devices_per_node, e.shape.layers / s.pipeline
         ends = (1 if shape.tied else 2) if s.pipeline == 1 else 0
-        held = (shape.layer_parameters * layers + shape.end_parameters * ends) / s.tensor
+        held = shape.layer_held(s.tensor) * layers + shape.end_parameters * ends / s.tensor
         kept = e.state_bytes(s, held, layers)
         # gradient, moments and parameter read, all but the gradient written, the norm's and the zeros' pass
         each = 7 * e.statistic + e.size + (2 * e.statistic if shape.dtype == "bf16" else e.size)

@@ -52,7 +52,7 @@ def test_a_layer_stores_and_rebuilds_what_the_closed_form_says(
         plans = [_both(tmp_path, attention, block, number, LAYOUTS[layout], tier) for number in (2, 4)]
         added[tier] = tuple((more - few) / 2 for few, more in zip(*plans, strict=True))
     for tier, (held, step, held_closed, step_closed) in added.items():
-        assert abs(held_closed - held) < max(error, 0.04) * added["none"][0], tier
+        assert abs(held_closed - held) < 0.055 * added["none"][0], tier
         again, again_closed = step - added["none"][1], step_closed - added["none"][3]
         assert again_closed == pytest.approx(again, rel=error, abs=1.5e-4), tier
     assert added["full"][0] < 0.8 * added["none"][0]
