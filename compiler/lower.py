@@ -29,7 +29,7 @@ from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.layout import dual
 from titan.compiler.plan.mesh import Group, Mesh
 from titan.compiler.plan.operators import TensorType, statistics_dtype
-from titan.compiler.plan.program import Block, BlockCall, Bucket, Buffer, Parameter, Plan, Role
+from titan.compiler.plan.program import Block, BlockCall, Bucket, Buffer, Parameter, Plan, Role, called
 from titan.compiler.plan.segment import Segment
 from titan.compiler.schedules.order import Order, forward_only
 from titan.compiler.strategy import Strategy
@@ -224,13 +224,13 @@ def _computing(rank: int, written: _Written, firsts: dict[Kind, int], models: di
     window = sends_outstanding(strategy)
     body = transfers(order, window)[rank]
     forwards = transfers(forward_only(order, strategy.micro_batches), window, "E")[rank]
-    called = frozenset(half for name in {call.block for call in body} for half in name.split("+"))
-    own, choices = kind(held, called, mine, written.writer), Choices(strategy.gather == "once", strategy.prefetch)
+    halves = frozenset(half for name in set(called(body)) for half in name.split("+"))
+    own, choices = kind(held, halves, mine, written.writer), Choices(strategy.gather == "once", strategy.prefetch)
     first = firsts.setdefault(own, rank) if own else None
     model = None if first is None else models.get(first)
     if model is None:
         between = tuple(block for chunk in held for block in transfer_blocks(chunk, training=True))
-        away = offload(_drafts(held, called, written.writer), held, strategy)
+        away = offload(_drafts(held, halves, written.writer), held, strategy)
         sharding = Sharding(away.drafts, mine, choices)
         if first is not None:
             models[first] = Model(held, between, away, sharding)
@@ -243,10 +243,10 @@ def _computing(rank: int, written: _Written, firsts: dict[Kind, int], models: di
     return _Computing(first, (*blocks, *(_pairs(blocks, body) if order.paired else ())), body, forwards)
 
 
-def _drafts(held: tuple[Chunk, ...], called: frozenset[str], writer: BlockWriter) -> list[Draft]:
+def _drafts(held: tuple[Chunk, ...], halves: frozenset[str], writer: BlockWriter) -> list[Draft]:
     found: list[Draft] = []
     for chunk in held:
-        found += writer.training(chunk, phases_of(chunk, called))
+        found += writer.training(chunk, phases_of(chunk, halves))
         found.append(writer.evaluate(chunk))
     return found
 
@@ -254,7 +254,7 @@ def _drafts(held: tuple[Chunk, ...], called: frozenset[str], writer: BlockWriter
 def _pairs(blocks: list[Block], body: tuple[BlockCall, ...]) -> list[Block]:
     """The interleaved block of every kind of pair that the order calls."""
     table = {block.name: block for block in blocks}
-    names = dict.fromkeys(call.block for call in body if "+" in call.block)
+    names = dict.fromkeys(name for name in called(body) if "+" in name)
     return [interleave(*(table[half] for half in name.split("+"))) for name in names]
 
 

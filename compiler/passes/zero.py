@@ -29,7 +29,7 @@ from titan.compiler.passes.marks import NONE, Ends, Marks, Place, by_place, ends
 from titan.compiler.passes.overlap import OWN, Early, Overlap, overlap
 from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.instruction import Instruction
-from titan.compiler.plan.program import Block, BlockCall, Bucket
+from titan.compiler.plan.program import Block, BlockCall, Bucket, called
 
 GATHER, REDUCE = "data.gather", "data.reduce"  # streams
 BETWEEN = "data.replicate"  # the factor of data over which shards are copies of each other (HSDP)
@@ -81,7 +81,7 @@ class Sharding:
     def order(self, calls: tuple[BlockCall, ...]) -> tuple[BlockCall, ...]:
         """The calls with the names of variants where a call is the first or last of something, or issues something for
         the next."""
-        names, plain = [call.block for call in calls], Marks()
+        names, plain = called(calls), Marks()
         ends = ends_of(names)
         marks = self._marks(ends)
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from functools import cached_property
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
 from titan.compiler.plan.alike import Like, alike
@@ -17,7 +17,7 @@ from titan.compiler.plan.mesh import Group, Mesh
 from titan.compiler.plan.operators import DTYPE_BYTES, TensorType
 from titan.compiler.plan.segment import Segment
 
-_OPCODE = attrgetter("opcode")
+_OPCODE, _BLOCK = attrgetter("opcode"), itemgetter(0)
 BEGUN = ".begun"  # ends the names of blocks of order `check` that run before the next step's body
 
 
@@ -105,6 +105,11 @@ class BlockCall(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.block}({','.join(map(str, self.arguments))})"
+
+
+def called(calls: Sequence[BlockCall]) -> list[str]:
+    """The blocks of calls, in turn."""
+    return list(map(_BLOCK, calls))
 
 
 @dataclass(frozen=True)

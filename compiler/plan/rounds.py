@@ -6,12 +6,9 @@ A round of a role ends where it comes to a micro-batch for the first time, the s
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from titan.compiler.plan.frozen import dataclass
-
-if TYPE_CHECKING:
-    from titan.compiler.plan.program import BlockCall
+from titan.compiler.plan.program import BlockCall, called
 
 FEWEST = 8  # rounds that are worth looking at
 
@@ -53,7 +50,7 @@ def rounds(roles: Iterable[OwnRounds | None]) -> Rounds | None:
 
 def own_rounds(calls: Sequence[BlockCall]) -> OwnRounds | None:
     """The rounds around the middle of a role's calls, where there are any."""
-    found, middle = repeats([call.block for call in calls]), len(calls) // 2
+    found, middle = repeats(called(calls)), len(calls) // 2
     if found is None:
         return None
     begin, length = found.begin, found.length

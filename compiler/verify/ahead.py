@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from titan.compiler.plan.alike import Like
 from titan.compiler.plan.instruction import Instruction
 from titan.compiler.plan.listing import distinct
-from titan.compiler.plan.program import BEGUN, BlockCall, Bucket, Plan, Role
+from titan.compiler.plan.program import BEGUN, BlockCall, Bucket, Plan, Role, called
 from titan.compiler.verify.findings import Finding, found_alike
 
 ORDERS = ("body", "check", "update", "undo")
@@ -40,7 +40,7 @@ def _called(like: Like) -> tuple[object, ...]:
     train, body = orders["train"], orders.get("body", ())
     listed = (train[len(body) :], *(orders.get(name, ()) for name in ORDERS[1:]))
     turns = [tuple(blocks[call.block] for call in calls) for calls in listed]
-    in_body = frozenset(blocks[name] for name in {name for name, _ in body})
+    in_body = frozenset(map(blocks.__getitem__, set(called(body))))
     return (like.first.pipeline, *orders, body == train[: len(body)], in_body, *turns)
 
 
@@ -83,7 +83,7 @@ def _orders(role: Role) -> list[str]:
 
 def _kinds(role: Role, calls: tuple[BlockCall, ...]) -> Iterator[Instruction]:
     """One instruction of each kind that the blocks have which are called, in whatever layer."""
-    return (i for name in {call.block for call in calls} for i in distinct(role.block_table[name].instructions))
+    return (i for name in set(called(calls)) for i in distinct(role.block_table[name].instructions))
 
 
 def _program(role: Role, calls: tuple[BlockCall, ...]) -> list[Instruction]:

@@ -193,17 +193,26 @@ def _copy(instruction: Instruction) -> str:
 
 
 class _Checker:
-    """Instructions of one role. What was found right is remembered: forms, and names as they are written and read."""
+    """Instructions of one role. What was found right is remembered: forms, names as they are written and read, and
+    instructions that stand in several blocks."""
 
     def __init__(self, role: Role, names: _Names) -> None:
         self.role, self.names = role, names
         self.buffers = {buffer.name for buffer in role.buffers}
         self.right: dict[tuple[str, ...], tuple[set[str], set[str]]] = {}  # by the parameters of a block
+        self.seen: dict[tuple[str, ...], dict[int, Instruction]] = {}  # by the same, those that are right
 
     def block(self, block: Block) -> list[Finding]:
         right, symbols = self.right.setdefault(block.parameters, (set(), set())), {"", *block.parameters}
-        wrong = ((index, self.wrong(i, right, symbols)) for index, i in enumerate(block.instructions))
-        return [at("T701", message, self.role, block, index) for index, message in wrong if message]
+        seen = self.seen.setdefault(block.parameters, {})
+        found = []
+        for index, i in enumerate(block.instructions):
+            wrong = "" if id(i) in seen else self.wrong(i, right, symbols)
+            if wrong:
+                found.append(at("T701", wrong, self.role, block, index))
+            else:
+                seen[id(i)] = i
+        return found
 
     def wrong(self, i: Instruction, right: tuple[set[str], set[str]], symbols: set[str]) -> str:
         """What is wrong with an instruction, or ""."""

@@ -12,7 +12,7 @@ from dataclasses import field
 
 from titan.compiler.plan.alike import Like
 from titan.compiler.plan.frozen import dataclass
-from titan.compiler.plan.program import Block, Plan, Role
+from titan.compiler.plan.program import Block, Plan, Role, called
 from titan.compiler.plan.segment import bind, parse_unit
 from titan.compiler.verify.ahead import ahead
 from titan.compiler.verify.findings import MOST, Finding, at, found_alike
@@ -251,8 +251,8 @@ class _Kind:
     def turns(self, like: Like, order: str) -> tuple[str, ...]:
         """Blocks that have to do with the buffers of a step, in turn."""
         table = {name: block.name for name, block in like.blocks.items() if block.name in self.noted}
-        called = [table[block] for block, _ in like.role.order(order) if block in table]
-        places = [(at, name) for name, listed in turns(like.first, called).items() for at in listed]
+        names = [table[name] for name in called(like.role.order(order)) if name in table]
+        places = [(at, name) for name, listed in turns(like.first, names).items() for at in listed]
         return tuple(name for _, name in sorted(places))
 
 

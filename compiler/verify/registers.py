@@ -224,11 +224,11 @@ class _Kind:
 def _role(like: Like, kind: _Kind) -> list[Finding]:
     found: dict[str, list[Finding]] = {}
     threads: dict[str, Threads] = {}
-    named = {name: block.name for name, block in like.blocks.items()}
+    named = kind.pieces.named({name: block.name for name, block in like.blocks.items()})
     for name, before in legs((like.role,)):
         calls = like.role.order(name)
-        known = threads.get(before) or Threads(kind.pieces)
-        threads[name] = known.add(calls[len(like.role.order(before)) if before else 0 :], named)
+        known = threads.get(before) or Threads(kind.pieces, named)
+        threads[name] = known.add(calls[len(like.role.order(before)) if before else 0 :])
         found[name] = kind.order(like, name, known)
     return [finding for name, _ in like.role.orders for finding in found[name]]
 

@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
-from titan.compiler.plan.program import BlockCall, Role
+from titan.compiler.plan.program import BlockCall, Role, called
 from titan.compiler.verify.block_registers import Outline, split
 
 T = TypeVar("T")
@@ -73,6 +73,12 @@ class Pieces:
                 masks = self.parts[first].masks[""]
                 (self.looks if masks.touched or masks.reads or masks.changes else self.idle).add(first)
 
+    def named(self, blocks: Mapping[str, str]) -> Named:
+        """`blocks`: those of the pieces by the names that a role calls."""
+        numbers = {name: self.numbers[block] for name, block in blocks.items()}
+        acting = {name: listed[0] for name, listed in numbers.items() if listed[0] not in self.idle}
+        return Named({name: listed[1:] for name, listed in numbers.items()}, acting)
+
 
 def _own(seen: Outline) -> bool:
     """Whether what is pending at a block's end borrows of its own micro-batch only."""
@@ -92,23 +98,29 @@ def _looks(part: Outline) -> bool:
     return not (part.waits or part.lent) and masks.value == masks.touched == masks.value_after
 
 
+class Named(NamedTuple):
+    """Parts of the blocks that a role calls, by name: those of micro-batches, and that of the step if it does
+    anything."""
+
+    batches: dict[str, tuple[int, ...]]
+    step: dict[str, int]
+
+
 class Threads:
     """Calls taken apart, as far as they were added. `apart`: whether they may be."""
 
-    def __init__(self, pieces: Pieces) -> None:
-        self.pieces, self.apart = pieces, pieces.apart
+    def __init__(self, pieces: Pieces, named: Named) -> None:
+        self.pieces, self.named, self.apart = pieces, named, pieces.apart
         self.batches: defaultdict[int, list[int]] = defaultdict(list)
         self.step: list[int] = []
         self.looked: set[int] = set()
 
-    def add(self, calls: Sequence[BlockCall], named: Mapping[str, str]) -> Threads:
-        """Goes on by some calls; `named`: the blocks of the pieces by the names that are called."""
-        numbers = {name: self.pieces.numbers[block] for name, block in named.items()}
-        own = {name: listed[1:] for name, listed in numbers.items()}
-        self.apart = take_apart(calls, own, self.batches) and self.apart
-        acting = {name: listed[0] for name, listed in numbers.items() if listed[0] not in self.pieces.idle}
+    def add(self, calls: Sequence[BlockCall]) -> Threads:
+        """Goes on by some calls."""
+        self.apart = take_apart(calls, self.named.batches, self.batches) and self.apart
+        acting = self.named.step
         due = {name: step for name, step in acting.items() if step not in self.looked}
-        for block, _ in calls:
+        for block in called(calls):
             if block in due:
                 self.step.append(due[block])
                 if due[block] in self.pieces.looks:
