@@ -152,6 +152,8 @@ class Binder:
         elif kind in _RANGES:
             words, bound = _RANGES[kind]
             self.report.error("T216", f"`{key}` must be {words} {context[bound]}, not {text}", span)
+        elif kind == "too_short":
+            self.report.error("T214", f"`{key}` must have at least one entry, not {text}", span)
         elif kind == "literal_error":
             self._choice(part, path, key, text)
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Tag, model_validator
+from pydantic import BeforeValidator, Discriminator, Tag, model_validator
 from pydantic import Field as Rule
 from titan.compiler.spec.divisors import around, divisors
 from titan.compiler.spec.kinds import (
@@ -21,6 +21,7 @@ from titan.compiler.spec.kinds import (
     quantity,
     refuse,
     whole,
+    wrong_kind,
 )
 
 MAX_LAYERS = 2**16
@@ -31,11 +32,21 @@ def _kind_of(usual: str) -> Callable[[Any], str]:
 
     def found(value: Any) -> str:
         if isinstance(value, dict):
-            word = value.get(KIND) or value.get("kind") or usual
-            return word if word in ("dense", "moe", "gqa", "mla") else usual
+            return str(value.get(KIND) or value.get("kind") or usual)
         return str(getattr(value, "kind", usual))
 
     return found
+
+
+def _one_of(*kinds: str) -> BeforeValidator:
+    """Refuses a block that is written with another name than these."""
+
+    def checked(value: Any) -> Any:
+        if isinstance(value, dict) and value.get(KIND) and value[KIND] not in kinds:
+            raise wrong_kind(value[KIND], kinds)
+        return value
+
+    return BeforeValidator(checked)
 
 
 class Attention(Part):
@@ -155,8 +166,16 @@ class Moe(Part):
         return 3
 
 
-Block = Annotated[Annotated[Dense, Tag("dense")] | Annotated[Moe, Tag("moe")], Discriminator(_kind_of("dense"))]
-AnyAttention = Annotated[Annotated[Attention, Tag("gqa")] | Annotated[Mla, Tag("mla")], Discriminator(_kind_of("gqa"))]
+Block = Annotated[
+    Annotated[Dense, Tag("dense")] | Annotated[Moe, Tag("moe")],
+    Discriminator(_kind_of("dense")),
+    _one_of("dense", "moe"),
+]
+AnyAttention = Annotated[
+    Annotated[Attention, Tag("gqa")] | Annotated[Mla, Tag("mla")],
+    Discriminator(_kind_of("gqa")),
+    _one_of("gqa", "mla"),
+]
 
 
 class LayerGroup(Part):
