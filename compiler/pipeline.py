@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -53,11 +54,17 @@ def compile_spec(path: str | Path) -> Compiled:
 
 
 @rare_collections()
-def compile_and_prove(path: str | Path) -> tuple[Compiled, dict[str, Proof]]:
-    """`compile_spec`, and the proofs of its plan, begun while the search still times it. Raises TitanError."""
+def compile_and_prove(
+    path: str | Path, meanwhile: Callable[[Compiled], None] = lambda compiled: None
+) -> tuple[Compiled, dict[str, Proof]]:
+    """`compile_spec`, and the proofs of its plan, begun while the search still times it; `meanwhile` is what else there
+    is to do with the plan, before its proofs are known. Raises TitanError."""
     from titan.compiler.search.goal import best
     from titan.compiler.verify.early import EarlyProofs
 
     with EarlyProofs() as early:
         found = best(check_spec(path), early.begin)
-        return Compiled(found.spec, found.result), early.proofs(found.result.plan)
+        compiled = Compiled(found.spec, found.result)
+        early.begin(compiled.plan)
+        meanwhile(compiled)
+        return compiled, early.proofs(compiled.plan)

@@ -19,17 +19,18 @@ from titan.grammar.diagnostics import Diagnostic, TitanError
 def plan(spec: str, output: Path | None, pareto: bool, as_json: bool) -> int:
     """Search for the best plan of SPEC, compile, prove and price it, and print its summary."""
     from titan.compiler.pipeline import compile_and_prove
-    from titan.compiler.report.summary import plan_json, print_summary
+    from titan.compiler.report.summary import plan_json, print_proofs, print_summary
 
     if pareto:
         return _trade_offs(spec, output, as_json)
     if output is not None:
         _check_place(output)
-    compiled, proofs = compile_and_prove(spec)
     if as_json:
+        compiled, proofs = compile_and_prove(spec)
         print_json(plan_json(compiled.spec, compiled.result, proofs))
     else:
-        print_summary(compiled.spec, compiled.result, proofs)
+        compiled, proofs = compile_and_prove(spec, lambda found: print_summary(found.spec, found.result))
+        print_proofs(compiled.plan, proofs)
     if not all(proof.ok for proof in proofs.values()):
         from titan.compiler.commands.verify import findings
 

@@ -14,6 +14,7 @@ from titan.compiler.spec.advice import crossing
 from titan.compiler.spec.padding import padding_in_words
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
     from titan.compiler.plan.program import Plan
     from titan.compiler.search.search import SearchResult
@@ -142,14 +143,10 @@ def one_line(s: Strategy) -> str:
     return ", ".join(parts)
 
 
-def print_summary(spec: Spec, result: SearchResult, proofs: Mapping[str, Proof]) -> None:
-    """The summary for people, to stderr."""
-    from rich.console import Console
-
+def print_summary(spec: Spec, result: SearchResult) -> None:
+    """The summary for people, to stderr; what was proved of the plan follows."""
     found = predict(result.plan, result.timeline, result.ledger, result.bound)
-    console = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
-    if not console.is_terminal:
-        console.width = 120
+    console = _console()
     model, cluster = spec.model.name, spec.cluster
     console.print(f"[bold]{model}[/bold] on {cluster.world_size:,} x {cluster.device.name} ({cluster.name})")
     console.print(f"  {one_line(result.strategy)}")
@@ -159,7 +156,26 @@ def print_summary(spec: Spec, result: SearchResult, proofs: Mapping[str, Proof])
         console.print(f"  {line}", markup=False)
     for text in warnings(spec, result.strategy, found):
         console.print(f"  [yellow]warning[/yellow] {text.replace('[', chr(92) + '[')}")
-    console.print(_closing(result, proofs))
+
+
+def print_proofs(plan: Plan, proofs: Mapping[str, Proof]) -> None:
+    """The last line of a summary."""
+    failed = [name for name, proof in proofs.items() if not proof.ok]
+    seconds = sum(proof.seconds for proof in proofs.values())
+    if failed:
+        _console().print(f"[red]not proved[/red]: {', '.join(failed)}")
+    else:
+        proved = f"[green]proved[/green] for all {plan.mesh.world_size:,} ranks in {seconds:.2f} s"
+        _console().print(f"{proved}: {', '.join(proofs)}")
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    console = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+    if not console.is_terminal:
+        console.width = 120
+    return console
 
 
 def _plain_table() -> Table:
@@ -254,15 +270,6 @@ def _search_lines(result: SearchResult) -> list[str]:
         f"  runner-up: {_seconds(r.seconds)}, {_gib(r.memory)}: {one_line(r.strategy)}" for r in result.runners_up[:3]
     ]
     return lines + [f"  note: {note}" for note in result.notes]
-
-
-def _closing(result: SearchResult, proofs: Mapping[str, Proof]) -> str:
-    failed = [name for name, proof in proofs.items() if not proof.ok]
-    seconds = sum(proof.seconds for proof in proofs.values())
-    if failed:
-        return f"[red]not proved[/red]: {', '.join(failed)}"
-    ranks = result.plan.mesh.world_size
-    return f"[green]proved[/green] for all {ranks:,} ranks in {seconds:.2f} s: {', '.join(proofs)}"
 
 
 def _share(value: float | None, digits: int = 1) -> str:

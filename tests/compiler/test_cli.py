@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from titan.compiler.cli import COMMANDS, run
 from titan.compiler.plan.file import read_plan, write_plan
+from titan.compiler.verify.findings import Finding
 from titan.grammar.catalogue import CATALOGUE
 
 ROOT = Path(__file__).parents[2]
@@ -226,6 +227,18 @@ def test_plan_json_has_the_promised_keys(capsys: pytest.CaptureFixture[str]) -> 
     assert found["mesh"] == {"region": 1, "pipeline": 2, "data": 1, "context": 1, "tensor": 2, "expert": 1}
     keys = {"micro_batch", "micro_batches", "schedule", "chunks", "zero", "recompute", "predicted", "memory", "stages"}
     assert keys | {"search", "verified", "warnings"} <= found.keys()
+
+
+def test_a_plan_that_is_not_proved_says_so_last_and_is_not_written(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its summary is printed while the proofs run."""
+    refused = (("memory", lambda plan: [Finding("T770", "no limit")]),)
+    monkeypatch.setattr("titan.compiler.verify.proofs.PROOFS", refused)
+    code, _, err = titan(capsys, "plan", QUICKSTART, "-o", str(tmp_path / "tiny.plan"))
+    assert code == 1 and not list(tmp_path.iterdir())
+    assert err.index("peak memory") < err.index("not proved: memory") < err.index("T770")
+    assert "proved for all" not in err
 
 
 def test_the_same_spec_gives_the_same_file(plan_file: Path, tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ def test_json_has_the_keys_of_the_contract(tmp_path: Path, capsys: pytest.Captur
     job = found["job"]
     assert job["steps"] == -(-1_000_000_000 // (64 * 2048))
     assert job["device_hours"] == pytest.approx(job["steps"] * figures["step_time_s"] * 8 / 3600)
-    print_summary(spec, result, {})
+    print_summary(spec, result)
     shown = capsys.readouterr().err
     assert "lower bound" in shown and "whole job" in shown and "runner-up" in shown
 
