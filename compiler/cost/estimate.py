@@ -39,9 +39,6 @@ class Estimate:
     fill: float = 0.0
 
 
-FILLED = ("one_f_one_b", "gpipe")  # schedules that fill and drain their stages with whole micro-batches
-
-
 @dataclass(slots=True)
 class _Body:
     """What of a strategy the ways to keep its state have in common: costs of a layer and of the head, layers that ranks
@@ -198,7 +195,8 @@ class Estimator(MemoryForms):
         inputs = (self.shape.layers * one + ends) / s.pipeline - forward - weight
         times = forward, inputs, weight
         body = self._pipeline_seconds(s, micro_batches, slowest, times, layer.entry)
-        fill = (s.pipeline - 1) * (forward + inputs + weight) if s.schedule in FILLED and self._crowd(s) == 1.0 else 0.0
+        fills = schedule_row(s.schedule).fills and self._crowd(s) == 1.0
+        fill = (s.pipeline - 1) * (forward + inputs + weight) if fills else 0.0
         return self._crowded(s, body, layer, head), fill
 
     def crowded(self, s: Strategy, body: float) -> float:
@@ -248,8 +246,9 @@ class Estimator(MemoryForms):
         n micro-batches are under way, so n steps take at least the stages' times and their links there and back.
         `times` are those of a mean rank: forward, backward to inputs and to weights."""
         link, links = self._transfers(s.pipeline, s.data * s.context * s.tensor, size)
-        if s.schedule not in FILLED:
-            row, phases = schedule_row(s.schedule), Times(*times)
+        row = schedule_row(s.schedule)
+        if not row.fills:
+            phases = Times(*times)
             steady = slowest * row.steady(phases) / phases.total
             return micro_batches * steady + row.bubble(s.pipeline, phases, s.chunks) + s.chunks * links
         mean = times[0] + (times[1] + times[2])

@@ -141,6 +141,7 @@ DUALPIPE = Schedule(
     lambda ranks, micro_batches: ranks % 2 == 0 and micro_batches % 2 == 0 and micro_batches >= 2 * ranks,
     copies=2,
     splits=True,
+    pairs=True,
 )
 DUALPIPE_V = Schedule(
     "dualpipe_v",
@@ -152,4 +153,5 @@ DUALPIPE_V = Schedule(
     lambda ranks, micro_batches: micro_batches >= 2 * ranks,
     chunks=2,
     splits=True,
+    pairs=True,
 )

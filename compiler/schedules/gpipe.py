@@ -25,4 +25,4 @@ def _frames(ranks: int, micro_batches: int, rank: int, chunks: int) -> float:
     return micro_batches
 
 
-GPIPE = Schedule("gpipe", gpipe, _bubble, _frames, straight)
+GPIPE = Schedule("gpipe", gpipe, _bubble, _frames, straight, fills=True)

@@ -27,4 +27,4 @@ def _frames(ranks: int, micro_batches: int, rank: int, chunks: int) -> float:
     return min(micro_batches, ranks - rank)
 
 
-ONE_F_ONE_B = Schedule("one_f_one_b", one_f_one_b, _bubble, _frames, straight)
+ONE_F_ONE_B = Schedule("one_f_one_b", one_f_one_b, _bubble, _frames, straight, fills=True)

@@ -137,7 +137,8 @@ class Schedule:
 
     `legal(ranks, micro_batches)` is true where the schedule is defined; `rule` says so in words. A rank holds `chunks`
     chunks, or as many as wished up to `most_chunks`; `copies` of the model; `splits` backward into I and W.
-    One that is written out has the `size` (ranks, micro-batches) of its table.
+    One that is written out has the `size` (ranks, micro-batches) of its table. It `fills` and drains its ranks with
+    whole micro-batches of one chunk; or it `pairs` forwards and backwards, which hide each other's communication.
     `bubble` is the idle time of a step beyond what its micro-batches take in its middle (`steady` for each), with equal
     ranks and enough micro-batches; `frames` are the activations of a rank at their peak, in micro-batches of its whole
     share; `place` says where chunks lie.
@@ -155,6 +156,8 @@ class Schedule:
     copies: int = 1
     splits: bool = False
     size: tuple[int, int] | None = None
+    fills: bool = False
+    pairs: bool = False
     steady: Callable[[Times], float] = attrgetter("total")  # unless phases of unequal length make ranks wait
 
     def takes(self, chunks: int) -> bool:

@@ -29,10 +29,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from titan.compiler.cost.bound import ideal
 from titan.compiler.cost.cut import Cut
-from titan.compiler.cost.estimate import FILLED, Estimator
+from titan.compiler.cost.estimate import Estimator
 from titan.compiler.cost.layer import LayerCost, strided
 from titan.compiler.cost.network import transfer_seconds
 from titan.compiler.plan.frozen import dataclass
+from titan.compiler.schedules.registry import schedule_row
 from titan.compiler.search.forced import forced, tiers_of
 from titan.compiler.search.space import Space, allowed, options, schedules
 from titan.compiler.strategy import Strategy
@@ -40,7 +41,6 @@ from titan.compiler.strategy import Strategy
 if TYPE_CHECKING:
     from titan.compiler.spec.schema import Spec
 
-PAIRED = ("dualpipe", "dualpipe_v")  # schedules whose forwards and backwards hide each other's communication
 MOST = 3_000  # micro-batches and ways to share experts whose bounds are worked out
 OPEN, BATCH, FAMILY = -1, -2, -3  # how far a part of the space has been looked into; from 0: a way to share experts
 MARGIN = 2e-4  # of the bound: plans are priced in whole nanoseconds, and a kernel takes a few thousand at least
@@ -84,6 +84,15 @@ class State(NamedTuple):
     update: float
 
 
+class Orders(NamedTuple):
+    """Which kinds of orders there are: of schedules that fill ranks with whole micro-batches, that pair forwards and
+    backwards, and of others."""
+
+    filled: bool
+    paired: bool
+    others: bool
+
+
 class Body(NamedTuple):
     """The forwards and backwards of a step: seconds that no order of one kind gets below; of those the mean stage's
     work and waiting. Paired orders hide state and layers alike."""
@@ -107,14 +116,14 @@ class Bounds:
     limit: int
     pieces: dict[Cut, tuple[Piece, Piece, float]] = field(default_factory=dict)
     states: dict[tuple[int, ...], tuple[State, ...]] = field(default_factory=dict)
-    orders: dict[tuple[int, int], frozenset[str]] = field(default_factory=dict)
+    orders: dict[tuple[int, int], Orders] = field(default_factory=dict)
 
     def least(self, space: Space) -> float:
         """Seconds that nothing in the space gets below: families, then their micro-batches, then ways to share experts,
         each with the least bound first, until none of what is left is less than the best of the last."""
         e, best = self.estimator, inf
         large = Bounds(self.spec, Estimator(ideal(e.machine), e.shape, e.global_batch), self.limit)
-        paired = any(name in PAIRED for name in allowed(self.spec, "schedule"))
+        paired = any(schedule_row(name).pairs for name in allowed(self.spec, "schedule"))
         queue = [(large._floor(family.plain, paired), order, -1, FAMILY) for order, family in enumerate(space.families)]
         heapify(queue)
         mixed = bool(e.shape.mixtures)
@@ -204,14 +213,14 @@ class Bounds:
             return [Body(0.0, work, waits)]
         links = 2 * (s.pipeline - 1) * link
         # no micro-batch of the next step starts before the updates of its first stage, which follow all backwards there
-        latency = n * (layer.whole - layer.weight) + head.whole - head.weight + (0.0 if orders & {*PAIRED} else links)
+        latency = n * (layer.whole - layer.weight) + head.whole - head.weight + (0.0 if orders.paired else links)
         found = []
-        if not orders <= {*FILLED, *PAIRED}:
+        if orders.others:
             fullest = micro_batches * self._fullest(s.pipeline, layer.whole, head.whole)
             found.append(Body(max(latency, fullest), work, waits))
-        elif not orders <= {*PAIRED}:
+        elif orders.filled:
             found.append(Body(self._filled(s.pipeline, micro_batches, layer, head) + links, work, waits))
-        if orders & {*PAIRED}:
+        if orders.paired:
             # a stage is beside another one's communication at best; of three axes that layers wait for, one takes a
             # third of that at least
             latency -= n * layer.waits + head.waits
@@ -232,10 +241,12 @@ class Bounds:
         machine = self.estimator.machine
         return 0.0 if machine.cores else 1 - 1 / machine.figures["overlap_slowdown"]
 
-    def _orders(self, pipeline: int, micro_batches: int) -> frozenset[str]:
+    def _orders(self, pipeline: int, micro_batches: int) -> Orders:
         key = (pipeline, micro_batches)
         if key not in self.orders:
-            self.orders[key] = frozenset(name for name, _ in schedules(self.spec, *key))
+            rows = [schedule_row(name) for name, _ in schedules(self.spec, *key)]
+            others = not all(row.fills or row.pairs for row in rows)
+            self.orders[key] = Orders(any(row.fills for row in rows), any(row.pairs for row in rows), others)
         return self.orders[key]
 
     def _pieces(self, cut: Cut, s: Strategy) -> tuple[Piece, Piece, float]:
