@@ -10,7 +10,7 @@ from titan.compiler.cost.compute import attention_seconds, cast_seconds, fullest
 from titan.compiler.cost.cut import Cut
 from titan.compiler.cost.machine import Machine
 from titan.compiler.cost.network import Placement, bases, collective_seconds, place, transfer_seconds
-from titan.compiler.cost.shape import Mixture, Shape
+from titan.compiler.cost.shape import Mixture, Shape, Widths
 from titan.compiler.plan.mask import band_pairs
 from titan.compiler.plan.operators import DTYPE_BYTES
 from titan.compiler.plan.sequence import mean_pairs, most_pairs, needed_steps
@@ -67,6 +67,18 @@ class _Linear(NamedTuple):
     split: int
 
 
+class _Mixing(NamedTuple):
+    """Seconds forward and backward of attention and of collectives, of those forward the gathers of tensor regions,
+    what the context form moves and what of that is heads on their way back; of a ring's transfers that show."""
+
+    attention: Both
+    traffic: Both
+    gathers: float
+    moved: float
+    returned: float
+    ring: Both
+
+
 class Longer(NamedTuple):
     """How many times as long compute takes as closed forms say, forward and backward: of a layer, and of the head."""
 
@@ -101,7 +113,7 @@ class LayerPrices:
         self._layers: dict[Cut, LayerCost] = {}
         self._plain: dict[tuple[object, ...], list[LayerCost]] = {}  # of each kind of layers, without experts
         self._heads: dict[tuple[int, int, int, int, int], LayerCost] = {}
-        self._mixed: dict[Cut, tuple[Both, Both, Both, float]] = {}
+        self._mixed: dict[Cut, _Mixing] = {}
         self._linear: dict[tuple[int, int, int, int], tuple[float, float, float]] = {}
         self._linears: dict[tuple[int, int, int, int], _Linear] = {}
         self.longer: Callable[[int], Longer] | None = None  # on a measured machine, by sequences of a micro-batch
@@ -198,55 +210,44 @@ class LayerPrices:
         shape, size, t = self.shape, self.size, cut.tensor
         tokens = cut.micro_batch * cut.sequence // cut.context
         stream = tokens // t if cut.sequence_parallel else tokens
-        queries = shape.heads * shape.head_dim // t
-        keys = max(shape.kv_heads // t, 1 if shape.kv_heads else 0) * shape.head_dim
-        inner, up = round(width / t), 2 if shape.gated else 1
-        linear = self._linear_layers(tokens, stream, t, queries, keys, inner)
-        (attention, back_attention), traffic, ring, moved = self._mixing(cut, tokens, queries, keys)
+        w, inner, up = shape.widths(t), round(width / t), 2 if shape.gated else 1
+        linear, mixing = self._linear_layers(tokens, stream, t, w, inner), self._mixing(cut, tokens, w)
         residual, gathered, hidden = stream * shape.hidden, tokens * shape.hidden, tokens * inner
-        turned = tokens * (queries if shape.products else queries + keys)
+        turned = tokens * (w.queries if shape.products else w.queries + w.keys_values // 2)
         # norms and residual sums two each, rotary positions of queries and keys, activation; sums have no backward;
         # with a ring keys and values are packed, and gradients widened and narrowed
         more = 1 if cut.ring > 1 else 0
         around = moved_seconds(self.machine, size * (10 * residual + 2 * turned + (up + 1) * hidden), 7 + more)
         behind = moved_seconds(self.machine, size * (6 * residual + 2 * turned + (2 * up + 1) * hidden), 5 + more)
-        near, back = traffic[0] + ring[0], traffic[1] + ring[1]
-        whole_keys = keys * (cut.context if cut.context_form == "gathered" else 1)
-        # queries and what was mixed for them; the latter twice where heads are exchanged back
-        mixed = (3 if cut.exchange > 1 and not shape.products else 2) * queries
-        kept = 2 * residual + 2 * gathered + tokens * (mixed + 2 * whole_keys + (up + 1) * inner)
-        thrifty = 2 * residual + tokens * (mixed + 2 * whole_keys + up * inner)
+        near, back = mixing.traffic[0] + mixing.ring[0], mixing.traffic[1] + mixing.ring[1]
+        # what was mixed is stored twice where heads are exchanged back
+        spread = w.keys_values * (cut.context if cut.context_form == "gathered" else 1) + w.place * cut.context
+        stored = tokens * (w.queries + spread + w.mixed * (2 if cut.exchange > 1 else 1)) + stream * w.low
+        kept = 2 * residual + (gathered if w.direct else residual) + gathered + stored
+        thrifty = 2 * residual + stored + up * hidden
         # what a sum over ranks has made is stored, and what attention has, where that is not latent
-        least = residual * (2 if t > 1 else 1) + (0 if shape.products else tokens * queries)
+        least = residual * (2 if t > 1 else 1) + (0 if shape.products else tokens * w.queries)
         light = moved_seconds(self.machine, size * (4 * residual + (up + 1) * hidden))
-        again = (traffic[0] - moved) / 2 if cut.sequence_parallel else 0.0
-        # not again: attention that is not latent, the last product and sum, and where ranks are summed the product
-        # before that
-        kept_share = 0.0 if shape.products or cut.exchange == 1 else queries / (2 * queries + 2 * keys)
-        heavy = (
-            moved * (1 - kept_share)
-            + (attention if shape.products else 0.0)
-            + (
-                linear.forward
-                - linear.last
-                + around
-                - moved_seconds(self.machine, size * (6 if t > 1 else 3) * residual)
-            )
-        )
+        # not again: attention that is not latent and the way back of its heads, the last product and sum, and where
+        # ranks are summed the product before that
+        heavy = linear.forward - linear.last + around
+        heavy -= moved_seconds(self.machine, size * (6 if t > 1 else 3) * residual)
+        heavy += mixing.attention[0] + mixing.moved if shape.products else mixing.moved - mixing.returned
         return LayerCost(
-            linear.forward + attention + around + near,
-            linear.backward + back_attention + behind + back,
-            kept * size, residual * size, (thrifty * size, light + again), (least * size, heavy + again), traffic, ring,
-            linear.weight, linear.split,
+            linear.forward + mixing.attention[0] + around + near,
+            linear.backward + mixing.attention[1] + behind + back,
+            (kept + tokens * w.low + (up + 1) * hidden) * size, residual * size,
+            (thrifty * size, light + mixing.gathers), (least * size, heavy + mixing.gathers),
+            mixing.traffic, mixing.ring, linear.weight, linear.split,
         )  # fmt: skip
 
-    def _linear_layers(self, tokens: int, stream: int, t: int, queries: int, keys: int, inner: int) -> _Linear:
+    def _linear_layers(self, tokens: int, stream: int, t: int, w: Widths, inner: int) -> _Linear:
         """The products of a layer, however its ranks share attention."""
         key = (tokens, stream, t, inner)
         found = self._linears.get(key)
         if found is not None:
             return found
-        shape, up = self.shape, 2 if self.shape.gated else 1
+        shape, up, queries, keys = self.shape, 2 if self.shape.gated else 1, w.queries, w.keys_values // 2
         products = [(shape.hidden, queries), (shape.hidden, keys), (shape.hidden, keys), (queries, shape.hidden)]
         whole: list[tuple[int, int]] = []  # of latent attention, shared by no rank: before tokens are gathered
         if shape.products:
@@ -256,7 +257,7 @@ class LayerPrices:
         apart = [k for k, _ in products[0 if whole else 2 :]]  # inputs of products, but for one that several share
         products += [(shape.hidden, inner)] * up + [(inner, shape.hidden)]
         one, other = self._products(tokens, products), self._products(stream, whole)
-        summed = [(inner, shape.hidden)] + ([(queries, shape.hidden)] if t > 1 and not shape.products else [])
+        summed = [(inner, shape.hidden)] + ([(w.mixed, shape.hidden)] if t > 1 else [])
         operands = shape.hidden + inner + sum(apart) + sum(n for _, n in products)
         split = tokens * operands + (stream * (shape.hidden + sum(n for _, n in whole)) if whole else 0)
         last = self._products(tokens, summed)[0]
@@ -264,18 +265,16 @@ class LayerPrices:
         found = self._linears[key] = _Linear(*seconds, last, split * self.size)
         return found
 
-    def _mixing(self, cut: Cut, tokens: int, queries: int, keys: int) -> tuple[Both, Both, Both, float]:
-        """Seconds forward and backward of attention, of collectives, and of a ring's transfers that show; of the
-        collectives forward those of the context form. All that whatever the width of the feed-forward part."""
+    def _mixing(self, cut: Cut, tokens: int, w: Widths) -> _Mixing:
+        """All that is the same whatever the width of the feed-forward part."""
         found = self._mixed.get(cut)
         if found is None:
-            scores = [(w, share, self._scores(cut, tokens * queries, w)) for w, share in self.shape.windows if queries]
-            once, (moved, back) = self._layer_traffic(cut, tokens, queries, keys)
-            found = self._mixed[cut] = (
+            windows = self.shape.windows if w.queries else ()
+            scores = [(window, share, self._scores(cut, tokens * w.queries, window)) for window, share in windows]
+            found = self._mixed[cut] = _Mixing(
                 (sum(share * one[0] for _, share, one in scores), sum(share * one[1] for _, share, one in scores)),
-                (once + moved, once + back),
-                self._ring_exposed(cut, tokens * keys, scores) if cut.ring > 1 else (0.0, 0.0),
-                moved,
+                *self._traffic(cut, tokens, w),
+                self._ring_exposed(cut, tokens * w.keys_values // 2, scores) if cut.ring > 1 else (0.0, 0.0),
             )
         return found
 
@@ -300,28 +299,38 @@ class LayerPrices:
             backward += cast_seconds(self.machine, batch * tokens * n)
         return forward, backward, gemm_seconds(self.machine, n, k, tokens, dtype, 8, batch)
 
-    def _layer_traffic(self, cut: Cut, tokens: int, queries: int, keys: int) -> tuple[float, Both]:
-        """Seconds of collectives of tensor regions, forward or backward, and of those of the context form, both."""
-        near = strided(1, cut.tensor, self.machine.devices_per_node)
-        whole = float(tokens * self.shape.hidden * self.size)
+    def _traffic(self, cut: Cut, tokens: int, w: Widths) -> tuple[Both, float, float, float]:
+        """Seconds of collectives forward and backward; of those forward that of the gathers of tensor regions, of the
+        context form, and of the latter of heads on their way back."""
+        near, size, hidden = strided(1, cut.tensor, self.machine.devices_per_node), self.size, self.shape.hidden
+        whole, read = float(tokens * hidden * size), tokens * ((hidden if w.direct else 0) + w.low + w.place) * size
         if cut.sequence_parallel:
-            once = 2 * (self.collective("all_gather", near, whole) + self.collective("reduce_scatter", near, whole))
-        else:
-            once = 2 * self.collective("all_reduce", near, whole)
-        if cut.context == 1:
-            return once, (0.0, 0.0)
-        far = strided(cut.tensor, cut.context, self.machine.devices_per_node)
-        if cut.exchange > 1:
-            far = strided(cut.tensor, cut.exchange, self.machine.devices_per_node)
-            moved = sum(
-                self.collective("all_to_all", far, tokens * w * self.size) for w in (queries, queries, keys, keys)
+            (in_, one), (out, other) = (
+                [self.collective(o, near, moved) for moved in (read, whole)] for o in ("all_gather", "reduce_scatter")
             )
-            return once, (moved, moved)
+            gathers, forward, backward = in_ + one, in_ + one + 2 * other, out + other + 2 * one
+        else:
+            one, out = (self.collective("all_reduce", near, moved) for moved in (whole, read))
+            gathers, forward, backward = 0.0, 2 * one, one + out
+        returned, moved, back = self._context_traffic(cut, tokens, w) if cut.context > 1 else (0.0, 0.0, 0.0)
+        return (forward + moved, backward + back), gathers, moved, returned
+
+    def _context_traffic(self, cut: Cut, tokens: int, w: Widths) -> tuple[float, float, float]:
+        """Seconds of what was mixed on its way back, and of all that the context form moves forward and backward."""
+        far = strided(cut.tensor, cut.context, self.machine.devices_per_node)
+        pieces = [w.keys_values] if self.shape.products else [w.keys_values // 2] * 2
+        gathered = [float(tokens * cut.context * n * self.size) for n in (w.place, *pieces)]
+        shared = (
+            [self.collective(o, far, gathered[0]) for o in ("all_gather", "reduce_scatter")] if w.place else [0.0] * 2
+        )
+        if cut.exchange > 1:
+            among = strided(cut.tensor, cut.exchange, self.machine.devices_per_node)
+            one = [self.collective("all_to_all", among, tokens * n * self.size) for n in (w.mixed, w.queries, *pieces)]
+            return one[0], sum(one) + shared[0], sum(one) + shared[1]
         if cut.context_form == "ring":
-            return once, (0.0, 0.0)
-        gathered = float(tokens * cut.context * keys * self.size)
-        ways = (2 * self.collective(opcode, far, gathered) for opcode in ("all_gather", "reduce_scatter"))
-        return once, (next(ways), next(ways))
+            return 0.0, 0.0, 0.0
+        once = [sum(self.collective(o, far, n) for n in gathered[1:]) for o in ("all_gather", "reduce_scatter")]
+        return 0.0, once[0] + shared[0], once[1] + shared[1]
 
     def _scores(self, cut: Cut, width: int, window: int) -> tuple[float, float]:
         """Seconds of attention of one window forward and backward, over `width` numbers of queries: the rank or the

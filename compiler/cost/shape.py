@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from titan.compiler.plan.frozen import dataclass
 
@@ -18,6 +18,18 @@ class Mixture:
     experts: int = 0
     top_k: int = 0
     expert_ffn: int = 0
+
+
+class Widths(NamedTuple):
+    """Numbers per token of attention on a rank: of its heads' queries, keys and values together, and what they mix; of
+    latents and places, which heads have in common; whether products of heads read the layer's input."""
+
+    queries: int
+    keys_values: int
+    mixed: int
+    low: int
+    place: int
+    direct: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +52,22 @@ class Shape:
     weights: tuple[float, ...]  # of every layer relative to the mean one, by the matrices that a token meets
     products: tuple[tuple[int, int, bool], ...] = ()  # latent attention: (inner, outer width, sharded by heads)
     value_dim: int = 0  # with latent attention, where values are narrower than queries
+    low: int = 0  # width of the latents of queries, keys and values, which no heads share
+    place: int = 0  # the same of the keys' rotary part
     mixtures: tuple[Mixture, ...] = ()  # kinds of layers, where some have experts
     expert_parameters: float = 0.0  # of a mean layer
     product_dtype: str = ""  # in which products of layers are formed, where it is not the operands'
     windows: tuple[tuple[int, float], ...] = ((0, 1.0),)  # tokens that attention sees (0: all before), share of layers
     whole_parameters: int = 0  # of a layer's those that every tensor rank has: latent attention's before the heads
+
+    def widths(self, tensor: int) -> Widths:
+        """Of attention on one of so many tensor ranks."""
+        queries = self.heads * self.head_dim // tensor
+        if self.products:
+            *_, (_, both, _), (mixed, _, _) = self.products
+            return Widths(queries, both // tensor, mixed // tensor, self.low, self.place, self.products[0][2])
+        keys = max(self.kv_heads // tensor, 1 if self.kv_heads else 0) * self.head_dim
+        return Widths(queries, 2 * keys, queries, 0, 0, True)
 
     def layer_held(self, tensor: int) -> float:
         """Parameters of a layer, without experts, on each of so many tensor ranks."""
@@ -77,7 +100,9 @@ def read_shape(model: Mapping[str, Any], sequence: int, dtype: str, product_dtyp
         matrices + number * hidden * ffn,
         (model["vocab"] + (model["max_positions"] if model["positions"] == "learned" else 0)) * hidden,
         tuple(m / mean for k, m in zip(kinds, met, strict=True) for _ in range(k.count)),
-        latent, attention.get("value_dim", 0), kinds if held else (), held, product_dtype,
+        latent, attention.get("value_dim", 0),
+        (attention["query_rank"] or 0) + attention["kv_rank"] if latent else 0, attention.get("rope_dim", 0),
+        kinds if held else (), held, product_dtype,
         tuple(windows.items()), sum(k * n for k, n, by_heads in latent if not by_heads),
     )  # fmt: skip
 

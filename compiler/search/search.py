@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from titan.compiler.cost.estimate import Estimator
@@ -43,6 +44,7 @@ MANY = 1_000_000  # legal strategies from which on a second process pays for the
 WRITTEN = 50_000  # instructions up to which a plan is small
 SECOND = 4_000  # strategies up to which pricing the other kind too costs little
 MARGIN = 0.03  # about the error of the closed forms
+LITTLE = 4  # times as many block calls as a plan has, beside which it costs little
 MESH = ("pipeline", "data", "context", "tensor")
 
 
@@ -185,6 +187,7 @@ def _best(
         finals = Finals(spec, estimator, limit, closed, verdicts, (*ranked, *fitting, *others))
         finalists = finals.compile(ranked, likely)
         if finalists:
+            finalists += finals.compile(_cheaper(ranked, finalists))
             finalists += finals.compile(_unlike(ranked, finalists))
             finalists += finals.compile(_rivals(spec, estimator, priced.number, finalists, closed))
             break
@@ -213,6 +216,17 @@ def _best(
         0.0,
         _notes(space, len(fitting), len(finalists), lost),
     )
+
+
+def _cheaper(ranked: list[Candidate], finalists: list[Finalist]) -> list[Candidate]:
+    """Beside a large plan that stands alone the first that costs little to compile and may be as fast."""
+    first = ranked[0]
+    near = (
+        c
+        for c in ranked
+        if c.work * LITTLE <= first.work and c.estimate.seconds < (1 + MARGIN) * first.estimate.seconds
+    )
+    return [*islice(near, 1)] if len(finalists) == 1 else []
 
 
 def _unlike(ranked: list[Candidate], finalists: list[Finalist]) -> list[Candidate]:
