@@ -33,7 +33,7 @@ def layer_by_layer(spec: Spec, best: Finalist, machine: Machine, limit: int) -> 
     tiered = with_tiers(spec, best.strategy, machine, limit, Measured(best.plan, best.ledger))
     timeline = simulate(tiered.plan, machine)
     if timeline.step >= best.timeline.step or tiered.ledger.verdict != "fits":
-        return best
+        return replace(best, tried=tiered.tried)
     strategy = replace(tiered.strategy, reasons=explained(tiered.strategy, tiered.counts))
     return Finalist(strategy, tiered.plan, timeline, tiered.ledger, tiered.tried)
 

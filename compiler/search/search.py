@@ -207,7 +207,7 @@ def _best(
         with_settings(spec, best.plan, strategy),
         best.timeline,
         best.ledger,
-        tuple(_runner_up(f) for f in sorted(finalists, key=lambda f: f.timeline.step) if f is not best),
+        tuple(_runner_up(f) for f in sorted(finalists, key=lambda f: f.timeline.step) if f.plan is not best.plan),
         space.size,
         priced.number,
         len(fitting),
