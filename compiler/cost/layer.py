@@ -223,7 +223,8 @@ class LayerPrices:
         # what was mixed is stored twice where heads are exchanged back
         spread = w.keys_values * (cut.context if cut.context_form == "gathered" else 1) + w.place * cut.context
         stored = tokens * (w.queries + spread + w.mixed * (2 if cut.exchange > 1 else 1)) + stream * w.low
-        kept = 2 * residual + (gathered if w.direct else residual) + gathered + stored
+        read = (gathered if w.direct else residual) + gathered + tokens * w.low  # by products
+        kept = 2 * residual + read + stored + (up + 1) * hidden
         thrifty = 2 * residual + stored + up * hidden
         # what a sum over ranks has made is stored, and what attention has, where that is not latent
         least = residual * (2 if t > 1 else 1) + (0 if shape.products else tokens * w.queries)
@@ -236,7 +237,7 @@ class LayerPrices:
         return LayerCost(
             linear.forward + mixing.attention[0] + around + near,
             linear.backward + mixing.attention[1] + behind + back,
-            (kept + tokens * w.low + (up + 1) * hidden) * size, residual * size,
+            kept * size, residual * size,
             (thrifty * size, light + mixing.gathers), (least * size, heavy + mixing.gathers),
             mixing.traffic, mixing.ring, linear.weight, linear.split,
         )  # fmt: skip
