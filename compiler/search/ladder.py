@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from titan.compiler.cost.estimate import Estimate, Estimator
@@ -29,7 +28,7 @@ class Ladder:
     tiers: tuple[str, ...]
     thrifty: tuple[dict[str, Any], ...]
 
-    def try_tier(self, estimator: Estimator, s: Strategy, tier: str, limit: int) -> Iterator[tuple[Strategy, Estimate]]:
+    def try_tier(self, estimator: Estimator, s: Strategy, tier: str, limit: int) -> list[tuple[Strategy, Estimate]]:
         """A strategy with a tier and every sharding, the thriftiest first; only that where not even it fits. Left out
         is what does not go with the strategy's experts, what only saves more than another one that fits, and what only
         holds more than another one that does not: the fastest comes after one that fits, the thriftiest after one that
@@ -39,17 +38,22 @@ class Ladder:
             left = deque(n for n in left if is_legal(self.spec, s.but(**ways[n]), EXPERT_RULES))
         priced = estimator.alike(s.but(recompute=tier), NEAR * limit)
         holds, saves = ways.holds, ways.saves[s.micro_batches > 1]
-        known, fits, first = 0, False, True
+        found: dict[int, tuple[Strategy, Estimate]] = {}
+        larger = slower = 0
+        fits = False
         while left:
             number = left.popleft() if fits else left.pop()
-            if known >> number & 1:
+            if (larger | slower) >> number & 1:
                 continue
-            found = priced(ways[number])
-            yield found
-            fits = found[1].memory <= limit
-            if first and not fits and len(self.thrifty) == 1:
-                return
-            known, first = known | (saves if fits else holds)[number], False
+            one = found[number] = priced(ways[number])
+            fits = one[1].memory <= limit
+            if fits:
+                slower |= saves[number] & ~(1 << number)
+            else:
+                larger |= holds[number]
+                if len(found) == 1 == len(self.thrifty):
+                    break
+        return [one for number, one in found.items() if not slower >> number & 1]
 
 
 class Ladders:

@@ -233,12 +233,13 @@ def _bits(values: Iterable[bool]) -> int:
 
 
 def _only_saves(way: dict[str, Any], other: dict[str, Any], several: bool) -> bool:
-    """Whether it gathers, in each of several micro-batches, what the other gathers once, or has less time to. Sums of
-    each may hide where one sum would not."""
-    if any(way.get(key) != other.get(key) for key in ("zero", "shard", "reduce")):
+    """Whether it moves, in each of several micro-batches, what the other moves once, or has less time to. Closed forms
+    may say that sums of each hide where one sum would not: plans do not bear that out."""
+    if way["zero"] != other["zero"] or way["shard"] != other["shard"]:
         return False
+    each = ("each",) if several else ()
     later = way.get("prefetch", 0) <= other.get("prefetch", 0)
-    return later and way.get("gather") in (other.get("gather"), *(("each",) if several else ()))
+    return later and all(way.get(key) in (other.get(key), *each) for key in ("reduce", "gather"))
 
 
 def _only_holds(way: dict[str, Any], other: dict[str, Any]) -> bool:
