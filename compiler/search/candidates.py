@@ -274,7 +274,7 @@ def saved(ladders: Ladders, estimator: Estimator, candidate: Candidate, limit: i
         return candidate
     ladder = ladders.of(candidate.strategy)
     best, smallest = None, candidate
-    for tier in ladder.tiers:
+    for tier in ladders.tiers:
         if estimator.bound(candidate.strategy, tier) >= (best.estimate.seconds if best else enough):
             break
         tried = tuple(Candidate(*found) for found in ladder.try_tier(estimator, candidate.strategy, tier, limit))

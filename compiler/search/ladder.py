@@ -20,12 +20,11 @@ NEAR = 1.1  # times the limit, by estimate: such plans are compiled too when no 
 
 @dataclass(frozen=True, slots=True)
 class Ladder:
-    """Changes that may make a candidate fit: ways to shard and tiers of recompute, the thriftiest of both last. Where a
-    rank holds few layers, whole buckets may be as large as all that is sharded, and others the `thrifty` ones."""
+    """Ways to shard that may make a candidate fit, the thriftiest last. Where a rank holds few layers, whole buckets
+    may be as large as all that is sharded, and others the `thrifty` ones."""
 
     spec: Spec
     options: Ways
-    tiers: tuple[str, ...]
     thrifty: tuple[dict[str, Any], ...]
 
     def try_tier(self, estimator: Estimator, s: Strategy, tier: str, limit: int) -> list[tuple[Strategy, Estimate]]:
@@ -57,7 +56,8 @@ class Ladder:
 
 
 class Ladders:
-    """Those of the meshes of one spec; meshes that are alike share what is known about their ways to shard."""
+    """Those of the meshes of one spec, and its tiers of recompute, the thriftiest last; meshes that are alike share
+    what is known about their ways to shard."""
 
     def __init__(self, spec: Spec) -> None:
         self.spec, self.tiers = spec, allowed(spec, "recompute")
@@ -71,7 +71,7 @@ class Ladders:
         if found is None:
             options = self._shardings.of(s)
             thrifty = options[-1:] if self.spec.model.layer_count > FEW * s.pipeline else _thrifty(options)
-            found = self._known[mesh] = Ladder(self.spec, options, self.tiers, thrifty)
+            found = self._known[mesh] = Ladder(self.spec, options, thrifty)
         return found
 
 
