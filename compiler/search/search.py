@@ -220,13 +220,12 @@ def _best(
 
 def _cheaper(ranked: list[Candidate], finalists: list[Finalist]) -> list[Candidate]:
     """Beside a large plan that stands alone the first that costs little to compile and may be as fast."""
-    first = ranked[0]
-    near = (
-        c
-        for c in ranked
-        if c.work * LITTLE <= first.work and c.estimate.seconds < (1 + MARGIN) * first.estimate.seconds
-    )
-    return [*islice(near, 1)] if len(finalists) == 1 else []
+    first, (alone, *others) = ranked[0], finalists
+    if others or any(getattr(alone.strategy, name) != getattr(first.strategy, name) for name in (*MESH, "schedule")):
+        return []  # a small one may stand already
+    enough = (1 + MARGIN) * first.estimate.seconds
+    near = (c for c in ranked if c.work * LITTLE <= first.work and c.estimate.seconds < enough)
+    return [*islice(near, 1)]
 
 
 def _unlike(ranked: list[Candidate], finalists: list[Finalist]) -> list[Candidate]:
