@@ -114,6 +114,7 @@ class LayerPrices:
         self._plain: dict[tuple[object, ...], list[LayerCost]] = {}  # of each kind of layers, without experts
         self._heads: dict[tuple[int, int, int, int, int], LayerCost] = {}
         self._mixed: dict[Cut, _Mixing] = {}
+        self._widths: dict[int, Widths] = {}  # by tensor ranks
         self._linear: dict[tuple[int, int, int, int], tuple[float, float, float]] = {}
         self._linears: dict[tuple[int, int, int, int], _Linear] = {}
         self.longer: Callable[[int], Longer] | None = None  # on a measured machine, by sequences of a micro-batch
@@ -210,7 +211,9 @@ class LayerPrices:
         shape, size, t = self.shape, self.size, cut.tensor
         tokens = cut.micro_batch * cut.sequence // cut.context
         stream = tokens // t if cut.sequence_parallel else tokens
-        w, inner, up = shape.widths(t), round(width / t), 2 if shape.gated else 1
+        w, inner, up = self._widths.get(t), round(width / t), 2 if shape.gated else 1
+        if w is None:
+            w = self._widths[t] = shape.widths(t)
         linear, mixing = self._linear_layers(tokens, stream, t, w, inner), self._mixing(cut, tokens, w)
         residual, gathered, hidden = stream * shape.hidden, tokens * shape.hidden, tokens * inner
         turned = tokens * (w.queries if shape.products else w.queries + w.keys_values // 2)
@@ -306,12 +309,14 @@ class LayerPrices:
         near, size, hidden = strided(1, cut.tensor, self.machine.devices_per_node), self.size, self.shape.hidden
         whole, read = float(tokens * hidden * size), tokens * ((hidden if w.direct else 0) + w.low + w.place) * size
         if cut.sequence_parallel:
-            (in_, one), (out, other) = (
-                [self.collective(o, near, moved) for moved in (read, whole)] for o in ("all_gather", "reduce_scatter")
-            )
+            one, other = (self.collective(o, near, whole) for o in ("all_gather", "reduce_scatter"))
+            in_, out = one, other
+            if read != whole:
+                in_, out = (self.collective(o, near, read) for o in ("all_gather", "reduce_scatter"))
             gathers, forward, backward = in_ + one, in_ + one + 2 * other, out + other + 2 * one
         else:
-            one, out = (self.collective("all_reduce", near, moved) for moved in (whole, read))
+            one = self.collective("all_reduce", near, whole)
+            out = one if read == whole else self.collective("all_reduce", near, read)
             gathers, forward, backward = 0.0, 2 * one, one + out
         returned, moved, back = self._context_traffic(cut, tokens, w) if cut.context > 1 else (0.0, 0.0, 0.0)
         return (forward + moved, backward + back), gathers, moved, returned

@@ -61,7 +61,7 @@ class Shape:
     whole_parameters: int = 0  # of a layer's those that every tensor rank has: latent attention's before the heads
 
     def widths(self, tensor: int) -> Widths:
-        """Of attention on one of so many tensor ranks."""
+        """Of attention on one of so many tensor ranks; remembered by who prices layers."""
         queries = self.heads * self.head_dim // tensor
         if self.products:
             *_, (_, both, _), (mixed, _, _) = self.products
