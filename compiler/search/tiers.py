@@ -2,7 +2,7 @@
 
 What a tier stores and what its rebuild costs are read off plans with all layers in each tier; on one rank the layers of
 a kind are alike, so only how many of them have each tier matters, and all counts are tried. The chosen plan is measured
-again, and a rank that is still above the limit gets less room.
+again, and a rank that is still above the limit gets less room; after some rounds, all of its layers recompute.
 
 Where activations may wait in host memory that is one more way for a layer: it saves what the plan with all layers there
 holds less, and costs what that plan takes longer. So each layer is kept, rebuilt or offloaded by its price per byte.
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from titan.compiler.spec.schema import Spec
     from titan.compiler.strategy import Strategy
 
-ROUNDS = 4
+ROUNDS = 4  # in which a rank that is above the limit gets less room; unlike layers may miss it each time
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ def with_tiers(
         table = _with_host(spec, replace(freest, offload=host, offloaded=()), first.plan, tables, machine, limit)
     rooms, changed, found = dict.fromkeys(tight, float(limit)), tight, dict[int, Counts]()
     best: Measured | None = None
-    for _ in range(ROUNDS):
+    for turn in range(ROUNDS + 1):
         found |= {rank: _of_rank(first.plan, rank, table[rank], rooms[rank]) for rank in changed}
         counts = tuple(found.get(r.pipeline) or Counts(sum(map(len, r.layers)), 0, 0, 0.0) for r in roles)
         tiers = _listed(first.plan, counts, layers)
@@ -151,7 +151,7 @@ def with_tiers(
         over = {role.pipeline: role.upper - limit for role in best.ledger.roles if role.upper > limit}
         if all(rank not in found or found[rank].none - found[rank].away + found[rank].selective == 0 for rank in over):
             break
-        rooms = {rank: room - over.get(rank, 0) for rank, room in rooms.items()}
+        rooms = {rank: room - over.get(rank, 0) if turn < ROUNDS - 1 else 0.0 for rank, room in rooms.items()}
         changed = tight.intersection(over)
     assert best is not None
     return Tiered(chosen, best.plan, best.ledger, counts, Tried(None if own else first, tables, chosen, best))

@@ -15,6 +15,7 @@ from titan.compiler.plan.text import print_plan
 from titan.compiler.search.measured import measured
 from titan.compiler.search.search import search
 from titan.compiler.search.tiers import Counts, fewest, sentence, with_tiers
+from titan.compiler.spec.model import Dense, LayerGroup
 from titan.compiler.strategy import Strategy
 from titan.compiler.verify.proofs import verify
 from titan.grammar.diagnostics import TitanError
@@ -90,6 +91,23 @@ def test_a_rank_recomputes_only_as_much_as_the_limit_asks_for(recompute: str) ->
         if recompute == "adaptive":
             assert chosen.recompute == "adaptive" and len(chosen.tiers) == 4
     assert seconds == sorted(seconds) and seconds[0] == 0.0 < seconds[-1]
+
+
+@pytest.mark.parametrize("wide", [7, 15])
+def test_unlike_layers_of_a_rank_fit_wherever_all_of_them_recomputed_do(wide: int) -> None:
+    """A rank's last layer that is much wider than the others is looked for by recomputing one after the other."""
+    two = Configuration(pipeline=2, schedule="gpipe")
+    spec, layout = spec_of(two), replace(strategy_of(two), stages=(8, 8), recompute="mixed")
+    groups = tuple(LayerGroup(count=1, block=Dense(ffn=1024 if n == wide else 16)) for n in range(16))
+    spec = replace(spec, model=spec.model.model_copy(update={"layers": groups}))
+    machine = read_machine(spec.cluster.model_dump())
+    least, most = (
+        memory_ledger(lower(spec, replace(layout, tiers=(tier,) * 16)), machine, 1 << 40).upper
+        for tier in ("full", "none")
+    )
+    for share in (0, 4, 10, 12, 16, 18, 19):
+        limit = least + share * (most - least) // 20
+        assert with_tiers(spec, layout, machine, limit).ledger.upper <= limit
 
 
 def test_an_adaptive_plan_is_refused_where_even_full_recompute_does_not_fit() -> None:
