@@ -98,6 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     short = arguments is None and given[:1] != ["run"]
     if short:  # a plan is a large tree without cycles
         gc.disable()
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # it would look through all that is installed
     code = run(given)
     try:
         sys.stdout.flush()

@@ -5,7 +5,7 @@ Where the counts do not come out, indentation says where a block was meant to en
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from titan.grammar.diagnostics import Diagnostic, Note, TitanError
 from titan.grammar.scanner import CLOSERS, OPENERS, Token
@@ -16,8 +16,7 @@ _NOT_IN_A_LIST = frozenset({"RELATION", "IMPORT", "DIRECTION"})
 _SHOWN = {"LBRACE": "{", "RBRACE": "}", "LSQB": "[", "RSQB": "]", "LPAR": "(", "RPAR": ")"}
 
 
-@dataclass(frozen=True, slots=True)
-class _Open:
+class _Open(NamedTuple):
     token: Token
     indent: int  # column of the first token on its line
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """A piece of source; lines and columns count from 1, `end_column` is one past the last character."""
 
     path: str
@@ -17,16 +16,14 @@ class Span:
     end_column: int
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
+class Note(NamedTuple):
     """A further fact, at another place if `span` is given."""
 
     text: str
     span: Span | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Diagnostic:
+class Diagnostic(NamedTuple):
     """One problem. `code` is a key of the catalogue; `label` stands beside the caret; `nearest` are legal values."""
 
     code: str
@@ -34,12 +31,11 @@ class Diagnostic:
     span: Span | None = None
     label: str = ""
     nearest: tuple[str, ...] = ()
-    notes: tuple[Note, ...] = field(default=())
+    notes: tuple[Note, ...] = ()
     severity: str = "error"  # or "warning"
 
 
-@dataclass(frozen=True, slots=True)
-class Code:
+class Code(NamedTuple):
     """A row of the catalogue: `T` and three digits, a short title, the rule, the usual cause, an example, the cure."""
 
     code: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from titan.grammar.diagnostics import Diagnostic, Span
 from titan.grammar.scanner import CLOSERS, KEYWORDS, OPENERS, VALUE_ENDS, Token
@@ -23,8 +23,7 @@ _AFTER_NAME = _ENDS | {"RELATION", "LBRACE"}
 _BEGINS_ENTRY = frozenset({"NAME", "QUANTITY", "STRING", "DIRECTION", "IMPORT", "LBRACE", "LSQB"})
 
 
-@dataclass(frozen=True, slots=True)
-class Situation:
+class Situation(NamedTuple):
     """`token` stands between `before` and `after`, inside the bracket `inside`, where only `expected` may stand."""
 
     before: Token

@@ -7,15 +7,13 @@ just edited the grammar) it is built in memory instead.
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 END = "$END"
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(NamedTuple):
     """One alternative: `origin`, the `builder` of its node, and per symbol whether its value is kept."""
 
     origin: str
@@ -27,8 +25,7 @@ class Rule:
     passes: bool  # one symbol, transparent: nothing to do but to go on
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Table(NamedTuple):
     """`actions[state][symbol]`: a state >= 0 to shift or go to, or `~rule` to reduce; state 0 is the start."""
 
     rules: tuple[Rule, ...]

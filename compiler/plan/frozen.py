@@ -2,15 +2,15 @@
 
 The standard library compiles six methods of a frozen class and copies its fields by name; with some two hundred classes
 that is a third of what starting the compiler takes. Here it reads the fields alone; what is compiled is a constructor,
-which fills slots directly, and comparison and hash where they are used.
+which fills slots directly, once for all classes of its shape, and comparison and hash where they are used.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import MISSING, Field, FrozenInstanceError, fields
-from functools import partial
-from types import MemberDescriptorType
+from functools import cache, partial
+from types import CodeType, FunctionType, MemberDescriptorType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -48,69 +48,96 @@ def _constructor(cls: type, frozen: bool) -> Any:
     parameters: list[str] = []
     keywords: list[str] = []
     body: list[str] = []
-    for f in fields(cls):
-        value = f.name
+    for name, f in _numbered(cls).items():
+        value = name
         if f.init:
-            (keywords if f.kw_only else parameters).append(_parameter(f, known))
+            (keywords if f.kw_only else parameters).append(name)
         if f.default_factory is not MISSING:
-            known[f"_make_{f.name}"] = f.default_factory
-            value = f"_make_{f.name}()" + (f" if {f.name} is _MISSING else {f.name}" if f.init else "")
+            known[f"_make{name}"] = f.default_factory
+            value = f"_make{name}()" + (f" if {name} is _MISSING else {name}" if f.init else "")
         elif not f.init:
             continue
-        body.append(_assignment(cls, f.name, value, known) if frozen else f"self.{f.name} = {value}")
+        body.append(_assignment(cls, name, f, value, known) if frozen else f"self.{name} = {value}")
     if hasattr(cls, "__post_init__"):
         body.append("self.__post_init__()")
     signature = ", ".join(["self", *parameters, *(["*", *keywords] if keywords else [])])
-    return _compiled(cls, f"def __init__({signature}): {'; '.join(body) or 'pass'}", known)["__init__"]
+    method = _method(cls, f"def __init__({signature}): {'; '.join(body) or 'pass'}", known)
+    method.__defaults__, method.__kwdefaults__ = _defaults(cls)
+    return method
 
 
 def _compared_later(cls: Any, frozen: bool) -> dict[str, Any]:
-    """Comparison and hash, compiled when first asked for: one class in ten is."""
+    """Comparison and hash, made when first asked for: one class in ten is."""
 
     def __eq__(self: object, other: object) -> Any:
-        compile_both()
+        make_both()
         return cls.__eq__(self, other)
 
     def __hash__(self: object) -> Any:
-        compile_both()
+        make_both()
         return cls.__hash__(self)
 
-    def compile_both() -> None:
-        mine, others = (
-            f"({''.join(f'{of}.{f.name}, ' for f in fields(cls) if f.compare)})" for of in ("self", "other")
-        )
+    def make_both() -> None:
+        compared = [name for name, f in _numbered(cls).items() if f.compare]
+        mine, others = (f"({''.join(f'{of}.{name}, ' for name in compared)})" for of in ("self", "other"))
         equal = f"{mine} == {others} if other.__class__ is self.__class__ else NotImplemented"
-        text = f"def __eq__(self, other): return {equal}\ndef __hash__(self): return hash({mine})"
-        for name, method in _compiled(cls, text, {}).items():
-            if vars(cls)[name] in (__eq__, __hash__):
-                setattr(cls, name, method)
+        for text in (f"def __eq__(self, other): return {equal}", f"def __hash__(self): return hash({mine})"):
+            method = _method(cls, text, {})
+            if vars(cls)[method.__name__] in (__eq__, __hash__):
+                setattr(cls, method.__name__, method)
 
     return {"__eq__": __eq__, "__hash__": __hash__ if frozen else None}
 
 
-def _compiled(cls: type, text: str, known: dict[str, Any]) -> dict[str, Any]:
-    """The functions of a text, named as tracebacks and messages name methods. Nothing but text could be as fast."""
-    methods: dict[str, Any] = {}
-    exec(text, known, methods)
-    for name, method in methods.items():
-        method.__qualname__ = f"{cls.__qualname__}.{name}"
-    return methods
+def _numbered(cls: type) -> dict[str, Field[Any]]:
+    """The fields as texts name them, by number: so classes of one shape have one text."""
+    return {f"_{number}": f for number, f in enumerate(fields(cls))}
 
 
-def _parameter(f: Field[Any], known: dict[str, Any]) -> str:
-    if f.default is not MISSING:
-        known[f"_default_{f.name}"] = f.default
-        return f"{f.name}=_default_{f.name}"
-    return f.name if f.default_factory is MISSING else f"{f.name}=_MISSING"
+def _method(cls: type, text: str, known: dict[str, Any]) -> Any:
+    """The function of a text, with the class's names in place of numbers. Nothing but compiled text could be as fast,
+    and compiling takes longer than all else."""
+    code = _compiled(text)
+    names = {number: f.name for number, f in _numbered(cls).items()}
+    variables, attributes, constants = (
+        tuple(names.get(word, word) for word in words) for words in (code.co_varnames, code.co_names, code.co_consts)
+    )
+    method = FunctionType(code.replace(co_varnames=variables, co_names=attributes, co_consts=constants), known)
+    method.__qualname__ = f"{cls.__qualname__}.{code.co_name}"  # as tracebacks and messages name methods
+    return method
 
 
-def _assignment(cls: type, name: str, value: str, known: dict[str, Any]) -> str:
+@cache
+def _compiled(text: str) -> CodeType:
+    made: dict[str, Any] = {}
+    exec(text, {}, made)
+    (function,) = made.values()
+    code: CodeType = function.__code__
+    return code
+
+
+def _defaults(cls: type) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Of the last parameters, and of keywords by name; where a factory makes it, `MISSING`."""
+    last: list[Any] = []
+    keywords: dict[str, Any] = {}
+    for f in fields(cls):
+        optional = f.default is not MISSING or f.default_factory is not MISSING
+        if f.init and f.kw_only and optional:
+            keywords[f.name] = f.default
+        elif f.init and not f.kw_only and optional:
+            last.append(f.default)
+        elif f.init and not f.kw_only and last:
+            raise TypeError(f"non-default argument {f.name!r} follows default argument")
+    return tuple(last), keywords
+
+
+def _assignment(cls: type, name: str, f: Field[Any], value: str, known: dict[str, Any]) -> str:
     """Past the refusal of a frozen class."""
-    slot = getattr(cls, name, None)
+    slot = getattr(cls, f.name, None)
     if not isinstance(slot, MemberDescriptorType):
         return f"_put(self, {name!r}, {value})"
-    known[f"_put_{name}"] = slot.__set__
-    return f"_put_{name}(self, {value})"
+    known[f"_put{name}"] = slot.__set__
+    return f"_put{name}(self, {value})"
 
 
 def _refuse(self: object, name: str, *value: object) -> None:

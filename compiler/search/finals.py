@@ -123,11 +123,13 @@ class Finals:
 
     def refined(self, space: Space, best: Finalist) -> Finalist:
         """The fastest plan near a small one."""
-        from titan.compiler.search.refine import Rivals, refine
-
         start, estimator = replace(best.strategy, reasons=()), self.estimator
         formed = estimator.estimate(start)
         tries = REFINING // Candidate(start, formed).work
+        if tries < FEWEST:
+            return best
+        from titan.compiler.search.refine import Rivals, refine
+
         plans: dict[Strategy, Finalist] = {start: best}
 
         def guess(s: Strategy) -> float:
@@ -141,8 +143,6 @@ class Finals:
             plans[s] = found
             return found.timeline.seconds
 
-        if tries < FEWEST:
-            return best
         found = plans[refine(self.spec, space, Rivals(start, best.timeline.seconds, guess, measure, tries))]
         if found is best:
             return best

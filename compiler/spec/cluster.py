@@ -1,10 +1,10 @@
 """The cluster part of a spec: devices, links, and the figures that prices are made of."""
 
-from __future__ import annotations
+# No `annotations` from `__future__`: of texts pydantic compiles each one to know the type.
 
 from itertools import pairwise
 from math import inf
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field as Rule
 from pydantic import model_validator
@@ -88,7 +88,7 @@ class Curve(Part):
         raise refuse("T214", 'a curve is written `curve([1e3, 1e6], [2e-6, 1e-4], "source")`: two lists and a text')
 
     @model_validator(mode="after")
-    def _rises(self) -> Curve:
+    def _rises(self) -> Self:
         if len(self.sizes) != len(self.seconds) or not self.sizes:
             raise refuse(
                 "T214", f"a curve has as many seconds as sizes: here {len(self.seconds)} and {len(self.sizes)}"

@@ -1,9 +1,9 @@
 """The model part of a spec: attention, blocks, positions, and exact parameter counts."""
 
-from __future__ import annotations
+# No `annotations` from `__future__`: of texts pydantic compiles each one to know the type.
 
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Discriminator, Tag, model_validator
 from pydantic import Field as Rule
@@ -73,7 +73,7 @@ class Attention(Part):
         return data
 
     @model_validator(mode="after")
-    def _grouped(self) -> Attention:
+    def _grouped(self) -> Self:
         if self.heads % self.kv_heads:
             legal = around(divisors(self.heads), self.kv_heads)
             text = f"heads = {self.heads} is not a multiple of kv_heads = {self.kv_heads}"
@@ -155,7 +155,7 @@ class Moe(Part):
     window: Annotated[Count | None, NONE_WORD] = None
 
     @model_validator(mode="after")
-    def _chosen(self) -> Moe:
+    def _chosen(self) -> Self:
         if self.top_k > self.experts:
             text = f"top_k = {self.top_k} is more than the {self.experts} experts"
             raise refuse("T257", text, (f"top_k <= {self.experts}",), at="top_k")
@@ -229,13 +229,13 @@ class Model(Part):
         return data
 
     @model_validator(mode="after")
-    def _layered(self) -> Model:
+    def _layered(self) -> Self:
         if self.layer_count > MAX_LAYERS:
             raise refuse("T236", f"{self.layer_count} layers are more than {MAX_LAYERS}", at="layers")
         return self
 
     @model_validator(mode="after")
-    def _positioned(self) -> Model:
+    def _positioned(self) -> Self:
         if self.positions == "rope" and self.rope is None:
             raise refuse("T233", "positions = rope needs `rope = { theta = ... }`", at="positions")
         if self.positions != "rope" and self.rope is not None:
@@ -253,7 +253,7 @@ class Model(Part):
         return self
 
     @model_validator(mode="after")
-    def _windowed(self) -> Model:
+    def _windowed(self) -> Self:
         """Windows are of grouped-query attention."""
         if isinstance(self.attention, Attention):
             return self

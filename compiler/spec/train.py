@@ -1,8 +1,8 @@
 """The training part of a spec: batch, precision, optimizer, length, data."""
 
-from __future__ import annotations
+# No `annotations` from `__future__`: of texts pydantic compiles each one to know the type.
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, model_validator
 from pydantic import Field as Rule
@@ -69,7 +69,7 @@ class Train(Part):
     sequence: Length
     global_batch: Annotated[int, Rule(gt=0, lt=2**53), quantity("", "sequences")]
     precision: Literal["fp32", "bf16", "fp64", "fp8"] = "fp32"
-    optimizer: AdamW = AdamW(learning_rate=3e-4)
+    optimizer: AdamW = Rule(default_factory=lambda: AdamW(learning_rate=3e-4))
     warmup_steps: Natural = 0
     steps: Annotated[Count | None, NONE_WORD] = None
     total_tokens: Annotated[Annotated[int, Rule(gt=0), quantity("tokens", "")] | None, NONE_WORD] = None
@@ -98,7 +98,7 @@ class Train(Part):
         return data | {"global_batch": int(count)}
 
     @model_validator(mode="after")
-    def _consistent(self) -> Train:
+    def _consistent(self) -> Self:
         if self.steps is not None and self.total_tokens is not None:
             raise refuse("T235", "`steps` and `total_tokens` both say how long to train; give one", at="total_tokens")
         end = self.total_steps

@@ -8,7 +8,6 @@ from titan.compiler.plan.alike import Like, alone
 from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.instruction import Instruction
 from titan.compiler.plan.program import Block, Plan, Role, called
-from titan.compiler.plan.text import instruction_text
 
 MOST = 20  # findings that one proof reports; the first few say what is wrong
 
@@ -55,6 +54,8 @@ class Proof:
 
 def shown(instruction: Instruction) -> str:
     """Text of an instruction, also of one that cannot stand in a plan."""
+    from titan.compiler.plan.text import instruction_text
+
     try:
         return instruction_text(instruction)
     except (KeyError, ValueError):

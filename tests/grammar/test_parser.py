@@ -184,7 +184,7 @@ def cut(source: str, span: Span) -> str:
 
 def nodes(tree: Any) -> list[Any]:
     inside = [item for value in tree for item in (value if type(value) is tuple else (value,))]
-    children = [n for n in inside if hasattr(n, "_fields")]
+    children = [n for n in inside if hasattr(n, "span")]
     return [tree, *(node for child in children for node in nodes(child))]
 
 

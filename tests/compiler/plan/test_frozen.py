@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 import pickle
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError, asdict, field, fields, replace
@@ -127,3 +128,58 @@ def test_frozen_slots_are_hashed_and_pickled() -> None:
 
 def test_methods_that_a_class_has_are_kept() -> None:
     assert Named("a", 1) == Named("a", 2) and hash(Named("a", 1)) == hash("a") and repr(Named("a")) == "a"
+
+
+@dataclass(frozen=True, slots=True)
+class Shifted:
+    """Named like what its constructor's text says: fields by number, and what it calls."""
+
+    _1: int
+    _0: int
+    _put_0: int = 3
+    _MISSING: list[int] = field(default_factory=list)
+    _make_3: int = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """Of the shape of `Shifted`."""
+
+    a: int
+    b: int
+    c: int = 6
+    d: list[int] = field(default_factory=lambda: [7])
+    e: int = 8
+
+
+def test_classes_of_one_shape_keep_their_own_names_and_defaults() -> None:
+    assert asdict(Shifted(1, 2)) == {"_1": 1, "_0": 2, "_put_0": 3, "_MISSING": [], "_make_3": 5}
+    assert asdict(Plain(b=1, a=2)) == {"a": 2, "b": 1, "c": 6, "d": [7], "e": 8}
+    assert Shifted(1, 2) == Shifted(_0=2, _1=1) != Shifted(2, 1) and Plain(1, 2) != Shifted(1, 2)
+    assert [list(inspect.signature(c).parameters) for c in (Shifted, Plain)] == [
+        ["_1", "_0", "_put_0", "_MISSING", "_make_3"],
+        ["a", "b", "c", "d", "e"],
+    ]
+
+
+def test_parameters_are_the_standard_ones() -> None:
+    """Names, kinds and defaults, apart from how a default that a factory makes is marked."""
+
+    def parameters(decorator: Callable[..., Any], options: dict[str, bool]) -> list[Any]:
+        return [
+            (p.name, p.kind, p.default if isinstance(p.default, (int, str, tuple)) else p.default is p.empty)
+            for made in classes(decorator, options)
+            for p in inspect.signature(made).parameters.values()
+        ]
+
+    for options in OPTIONS:
+        assert parameters(dataclass, options) == parameters(dataclasses.dataclass, options)
+
+
+def test_a_field_without_default_stands_before_those_with_one() -> None:
+    with pytest.raises(TypeError, match="non-default argument 'late' follows default argument"):
+
+        @dataclass
+        class Wrong:
+            early: int = 1
+            late: int
