@@ -5,8 +5,11 @@ Used to find how many sends must be outstanding, to cost candidate orders, and t
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from titan.compiler.plan.frozen import dataclass
 from titan.compiler.schedules.order import Element, Order, Pair
+from titan.compiler.schedules.wiring import NEVER, Item, Wiring
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +48,36 @@ class StalledOrder(Exception):
         super().__init__("; ".join(f"rank {r} waits at {e}" for r, e in waiting))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Timetable:
-    """`starts[r][n]`, `ends[r][n]` of the n-th item of rank r."""
+    """When the items of an order run: `done` is the end of each element by its number, `last` of each rank. `lengths`
+    are seconds of the kinds of its wiring, `transfer` those between ranks."""
 
-    starts: tuple[tuple[float, ...], ...]
-    ends: tuple[tuple[float, ...], ...]
-    work: tuple[float, ...]
+    wiring: Wiring
+    lengths: tuple[float, ...]
+    transfer: float
+    done: list[float]
+    last: list[float]
+
+    @cached_property
+    def starts(self) -> tuple[tuple[float, ...], ...]:
+        """`starts[r][n]` of the n-th item of rank r."""
+        free = [(0.0, *ends[:-1]) for ends in self.ends]
+        return tuple(tuple(map(self._start, *row)) for row in zip(self.wiring.items, free, strict=True))
+
+    @cached_property
+    def ends(self) -> tuple[tuple[float, ...], ...]:
+        """`ends[r][n]` of the n-th item of rank r."""
+        return tuple(tuple([self.done[number] for _, _, number, _ in items]) for items in self.wiring.items)
+
+    @cached_property
+    def work(self) -> tuple[float, ...]:
+        """Seconds that each rank is busy."""
+        return tuple(sum([self.lengths[kind] for _, kind, _, _ in items]) for items in self.wiring.items)
 
     @property
     def makespan(self) -> float:
-        return max(ends[-1] for ends in self.ends if ends)
+        return max(self.last)
 
     @property
     def flush_bubble(self) -> float:
@@ -64,31 +86,31 @@ class Timetable:
 
     def span_bubble(self, rank: int) -> float:
         """Idle share of one rank between its own first start and last end."""
-        span = self.ends[rank][-1] - self.starts[rank][0]
-        return 1.0 - self.work[rank] / span
+        return 1.0 - self.work[rank] / (self.last[rank] - self.starts[rank][0])
+
+    def period(self) -> float:
+        """What a further step adds when ranks go on with the next one as soon as they have done their part of this."""
+        begun = [self._start(items[0], 0.0) for items in self.wiring.items]
+        if min(start + self.makespan - end for start, end in zip(begun, self.last, strict=True)) == 0:
+            return self.makespan  # some rank begins first and ends last
+        _, last = self.wiring.walk(self.lengths, self.transfer, self.last)
+        return max(last) - self.makespan
+
+    def _start(self, item: Item, free: float) -> float:
+        """Of an item whose rank is free from then on."""
+        return max([free, *(self.done[need] + self.transfer for need in item[0])])
 
 
 def timetable(order: Order, durations: Durations) -> Timetable:
     """Earliest start of every item in the given order per rank. Raises StalledOrder when the order cannot complete."""
     wiring = order.wiring
-    lengths = [durations.of(item) for item in wiring.kinds]
-    starts, ends = wiring.walk(lengths, durations.transfer, [0.0] * len(order.ranks))
-    stuck = tuple((r, str(order.ranks[r][len(done)])) for r, done in enumerate(ends) if len(done) < len(order.ranks[r]))
-    if stuck:
-        raise StalledOrder(stuck)
-    work = tuple([sum([lengths[kind] for _, kind, _, _ in items]) for items in wiring.items])
-    return Timetable(tuple(map(tuple, starts)), tuple(map(tuple, ends)), work)
-
-
-def period(order: Order, durations: Durations, once: Timetable) -> float:
-    """What a further step adds when ranks go on with the next one as soon as they have done their part of this, whose
-    timetable is `once`."""
-    if min(starts[0] + once.makespan - ends[-1] for starts, ends in zip(once.starts, once.ends, strict=True)) == 0:
-        return once.makespan  # some rank begins first and ends last
-    wiring = order.wiring
-    lengths = [durations.of(item) for item in wiring.kinds]
-    _, ends = wiring.walk(lengths, durations.transfer, [done[-1] for done in once.ends])
-    return max(done[-1] for done in ends) - once.makespan
+    lengths = tuple([durations.of(item) for item in wiring.kinds])
+    done, last = wiring.walk(lengths, durations.transfer, [0.0] * len(order.ranks))
+    if NEVER in last:
+        stuck = [rank for rank, end in enumerate(last) if end == NEVER]
+        places = [[done[number] for _, _, number, _ in wiring.items[rank]].index(NEVER) for rank in stuck]
+        raise StalledOrder(tuple((r, str(order.ranks[r][n])) for r, n in zip(stuck, places, strict=True)))
+    return Timetable(wiring, lengths, durations.transfer, done, last)
 
 
 def peak_frames(order: Order) -> tuple[float, ...]:

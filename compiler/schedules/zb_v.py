@@ -5,57 +5,43 @@
 
 from __future__ import annotations
 
+from itertools import chain, islice, repeat, zip_longest
+
 from titan.compiler.schedules.listing import pulled
 from titan.compiler.schedules.order import ELEMENT, Element, Order, Schedule, Times, vee
 
 
 def zb_v(ranks: int, micro_batches: int) -> Order:
     """Split backward on a V placement; with few micro-batches weight gradients are placed by what is idle."""
-    order = Order(vee(ranks), tuple(_Rank(rank, ranks, micro_batches).program() for rank in range(ranks)))
+    order = Order(vee(ranks), tuple(_program(rank, ranks, micro_batches) for rank in range(ranks)))
     return order if micro_batches >= 2 * ranks - 1 else pulled(order, micro_batches)
 
 
-class _Rank:
-    """Counts what each of the two chunks has done; what exceeds the micro-batches is left out."""
-
-    def __init__(self, rank: int, ranks: int, micro_batches: int) -> None:
-        self.rank, self.ranks, self.limit = rank, ranks, micro_batches
-        self.chunks = (rank, 2 * ranks - 1 - rank)
-        self.count = tuple(dict.fromkeys("FIW", 0) for _ in self.chunks)
-        self.elements: list[Element] = []
-
-    def run(self, phases: str, half: int) -> None:
-        count, chunk = self.count[half], self.chunks[half]
-        for phase in phases:
-            done = count[phase]
-            if done < self.limit:
-                self.elements.append(ELEMENT((phase, chunk, done)))
-                count[phase] = done + 1
-
-    def program(self) -> tuple[Element, ...]:
-        below = self.ranks - self.rank
-        for _ in range(2 * below - 1):
-            self.run("F", 0)
-        for _ in range(self.rank):
-            self.run("F", 1)
-            self.run("F", 0)
-        for _ in range(below):
-            self.run("FIW", 1)
-        down, up = self.count
-        while up["F"] < down["F"] or down["F"] < self.limit:
-            self.run("F", 0)
-            self.run("IW", 0)
-            self.run("FIW", 1)
-        for _ in range(self.rank):
-            self.run("I", 0)
-            self.run("I", 1)
-        for _ in range(below):
-            self.run("IW", 0)
-        while up["W"] < self.limit:
-            self.run("IW", 1)
-        while down["W"] < self.limit:
-            self.run("IW", 0)
-        return tuple(self.elements)
+def _program(rank: int, ranks: int, micro_batches: int) -> tuple[Element, ...]:
+    """Patterns of phases of the two chunks, each so many times; what exceeds the micro-batches is left out."""
+    down, up = rank, 2 * ranks - 1 - rank
+    below = ranks - rank
+    left = {
+        phase + word: map(ELEMENT, zip(repeat(phase), repeat(chunk), range(micro_batches)))
+        for word, chunk in (("d", down), ("u", up))
+        for phase in "FIW"
+    }
+    patterns = (
+        ("Fd", 2 * below - 1),
+        ("Fu Fd", rank),
+        ("Fu Iu Wu", below),
+        ("Fd Id Wd Fu Iu Wu", max(micro_batches - ranks, 0)),
+        ("Id Iu", rank),
+        ("Id Wd", below),
+        ("Iu Wu", micro_batches),
+        ("Id Wd", micro_batches),
+    )
+    found: list[Element] = []
+    for pattern, times in patterns:
+        found += filter(
+            None, chain.from_iterable(zip_longest(*(islice(left[name], times) for name in pattern.split())))
+        )
+    return tuple(found)
 
 
 def _bubble(ranks: int, times: Times, chunks: int) -> float:

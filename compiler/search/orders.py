@@ -19,7 +19,7 @@ from titan.compiler.schedules.listing import Costs
 from titan.compiler.schedules.order import Order
 from titan.compiler.schedules.registry import schedule_row
 from titan.compiler.schedules.solved import solve
-from titan.compiler.schedules.timetable import Durations, period, timetable
+from titan.compiler.schedules.timetable import Durations, timetable
 from titan.compiler.search.candidates import Candidate, saved, with_stages
 from titan.compiler.search.hopes import Hopes, room, scheduled
 from titan.compiler.search.ladder import Ladders
@@ -191,7 +191,7 @@ def body_seconds(strategy: Strategy, durations: Durations) -> tuple[float, float
 
 def _timed_body(strategy: Strategy, durations: Durations) -> tuple[float, float]:
     once = timetable(strategy.order, durations)
-    return once.makespan, period(strategy.order, durations, once)
+    return once.makespan, once.period()
 
 
 def rounds(s: Strategy) -> tuple[int, int]:
