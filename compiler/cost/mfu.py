@@ -158,7 +158,7 @@ def executed_flops(plan: Plan, order: str = "train") -> float:
     sizes = Sizes(plan)
     total = 0.0
     for role in plan.roles:
-        calls = Counter(call.block for call in role.order(order))
+        calls = Counter(role.called(order))
         each = sizes.each(role, _block_flops)
         for block in role.blocks:
             total += calls[block.name] * each[block.name]

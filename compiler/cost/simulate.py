@@ -21,7 +21,7 @@ from itertools import chain
 from titan.compiler.cost.machine import Machine
 from titan.compiler.cost.meetings import Network
 from titan.compiler.cost.prices import Prices
-from titan.compiler.cost.steady import Counts, Standing, move, standing
+from titan.compiler.cost.steady import Counts, Rest, Standing, move, standing, taken_away
 from titan.compiler.cost.strands import BlockPieces, Cutter
 from titan.compiler.cost.timeline import Timeline, added, stretched
 from titan.compiler.cost.walker import Runs, Walker
@@ -50,28 +50,30 @@ def simulate(
     if order != "train" or not any(name == "body" for name, _ in plan.roles[0].orders):
         repeated = rounds(own_rounds(role.order(order)) for role in plan.roles)
         return _whole(plan, prices, [role.order(order) for role in plan.roles], repeated)
+    body = [role.order("body") for role in plan.roles]
     first, further = [_first(role) for role in plan.roles], [_further(role) for role in plan.roles]
     if prices.machine.cores:  # a step would be slowed by what the next one loads cores with
-        two = [(*a, *b) for a, b in zip(first, further, strict=True)]
-        three = [(*a, *b) for a, b in zip(two, further, strict=True)]
+        two = [(*own, *a, *own, *b) for own, a, b in zip(body, first, further, strict=True)]
+        three = [(*a, *own, *b) for own, a, b in zip(body, two, further, strict=True)]
         return added(_whole(plan, prices, two), _whole(plan, prices, three), _outside(prices))
     walk = _Walk(plan, prices)
-    repeated = rounds(own_rounds(role.order("body")) for role in plan.roles)
-    few, begun = walk.go_on(first, repeated), walk.standing()
-    more, ended = walk.go_on(further, repeated), walk.standing()
+    repeated = rounds(map(own_rounds, body))
+    few, begun = walk.step(body, first, repeated), walk.standing()
+    more, ended = walk.step(body, further, repeated), walk.standing()
     if ended.since(begun) is None:
-        few, more = more, walk.go_on(further, repeated)
+        few, more = more, walk.step(body, further, repeated)
     return added(few, more, _outside(prices))
 
 
 def _first(role: Role) -> tuple[BlockCall, ...]:
-    """The first of steps whose norms are begun before their updates and waited for after the next body."""
-    return (*role.order("body"), *_begun(role), *role.order("update"))
+    """What follows the body in the first of steps whose norms are begun before their updates and waited for after the
+    next body."""
+    return (*_begun(role), *role.order("update"))
 
 
 def _further(role: Role) -> tuple[BlockCall, ...]:
     begun = _begun(role)
-    return (*role.order("body"), *role.order("check")[len(begun) :], *begun, *role.order("update"))
+    return (*role.order("check")[len(begun) :], *begun, *role.order("update"))
 
 
 def _begun(role: Role) -> tuple[BlockCall, ...]:
@@ -82,7 +84,7 @@ def _whole(plan: Plan, prices: Prices, calls: Calls, repeated: Rounds | None = N
     """The calls of every role from nothing on, in real time."""
     walk = _Walk(plan, prices)
     if walk.network.loads is None:
-        return walk.go_on(calls, repeated)
+        return walk.step(calls, [() for _ in calls], repeated)
     found = walk.go_on(calls)
     walk.network.load_meetings()
     return stretched(found, walk.network.loads.clock())
@@ -102,6 +104,7 @@ class _Walk:
         self.walkers = [Walker(at, pieces, self.network, runs) for at, pieces in self._pieces(plan).items()]
         self.going: dict[Walker, Iterator[None]] = {}
         self.stuck: set[Walker] = set()
+        self.rest: Rest | None = None
 
     def _pieces(self, plan: Plan) -> dict[int, dict[str, BlockPieces]]:
         """The blocks of every role in pieces; of roles that are alike and lie alike those of the first."""
@@ -113,28 +116,46 @@ class _Walk:
             found[own] = cutter.like(like, found[first]) if shared else cutter.cut(like.role)
         return found
 
-    def go_on(self, calls: Calls, repeated: Rounds | None = None) -> Timeline:
+    def step(self, body: Calls, further: Calls, repeated: Rounds | None) -> Timeline:
+        """Every role does the body that all steps begin with, and what is further to do; as `go_on`."""
+        before = taken_away(self.walkers)  # no body asks for it: the first one had nothing of the kind
+        if repeated is None:
+            self._through(body)
+        else:
+            self._body(body, repeated)
+        for table, held in before:
+            table |= {**held, **table}
+        return self.go_on(further)
+
+    def go_on(self, calls: Calls) -> Timeline:
         """Every role does its calls; the timeline of all that has been done."""
-        if repeated is not None:
-            done = self._repeated(calls, repeated)
-            calls = [own[at:] for own, at in zip(calls, done, strict=True)]
         if not self._through(calls):
             names = ", ".join(str(walker.pipeline) for walker in self.walkers if walker in self.stuck)
             raise SimulationStalled(f"roles {names} wait for each other")
         step = max(max(walker.clock, walker.latest) for walker in self.walkers) + _outside(self.prices)
         return Timeline(step, tuple(walker.result(step) for walker in self.walkers))
 
-    def _repeated(self, calls: Calls, repeated: Rounds) -> list[int]:
-        """Walks up to the rounds and round after round, until one adds what the one before has added: so will the
-        others. The position that each role has come to, or is on its way to where the roles do not go in rounds."""
+    def _body(self, calls: Calls, repeated: Rounds) -> None:
+        """Walks up to the rounds, through some of them and to the end; where all roles stand before the rounds as they
+        stood in a body before, they do what they did then."""
+        begun, counts, at = None, list[Counts](), list(repeated.first)
+        if self._through([own[:end] for own, end in zip(calls, at, strict=True)]):
+            begun, counts = self.standing(), [Counts.of(walker) for walker in self.walkers]
+            if self.rest is not None and self.rest.again(self.walkers, self.network, begun):
+                return
+            at = self._rounds(calls, repeated, begun)
+        whole = self._through([own[end:] for own, end in zip(calls, at, strict=True)])
+        if begun is not None and whole:
+            self.rest = Rest.of(begun, counts, self.walkers, self.network)
+
+    def _rounds(self, calls: Calls, repeated: Rounds, now: Standing) -> list[int]:
+        """Walks round after round, from the first on, until one adds what the one before has added: so will the others.
+        The position that each role has come to, or is on its way to where the roles do not go in rounds."""
         at = list(repeated.first)
-        whole = self._through([own[:end] for own, end in zip(calls, at, strict=True)])
         before: Standing | None = None
         counts: list[Counts] = []
         for number in range(min(repeated.times, PATIENCE)):
-            if not whole:
-                break
-            now = standing(self.walkers, self.network, number)
+            now = standing(self.walkers, self.network, number) if number else now
             moved = None if before is None else now.since(before)
             left = repeated.times - number if moved is not None else 1
             after = [end + length * left for end, length in zip(at, repeated.length, strict=True)]
@@ -144,6 +165,8 @@ class _Walk:
             before, counts = now, [Counts.of(walker) for walker in self.walkers]
             whole = self._through([own[k:end] for own, k, end in zip(calls, at, after, strict=True)])
             at = after
+            if not whole:
+                break
         return at
 
     def _through(self, calls: Calls) -> bool:

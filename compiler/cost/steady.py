@@ -5,12 +5,15 @@ does is found for differences alone, its rounding too. So a part that begins wit
 does all it does later by that time, and counts the same busy, exposed and idle time; and what follows an equal part is
 equal again. A stream or a meeting that has ended when its role, or the last of its roles, goes on is never the later
 of two: it counts as that moment. The number of a micro-batch only says which completions belong together.
+
+So too when roles stand in a step as they have stood in one before, at the same call: they end it as they did then.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TypeVar
+from copy import copy
+from typing import Any, TypeVar
 
 from titan.compiler.cost.meetings import UNKNOWN, Meeting, Network
 from titan.compiler.cost.walker import Walker
@@ -115,3 +118,53 @@ class Counts:
         walker.exposed += (walker.exposed - self.exposed) * rounds
         walker.bubble += more * rounds
         walker.bubble_last += more * rounds
+
+
+def taken_away(walkers: Iterable[Walker]) -> list[tuple[dict[int, Any], dict[int, Any]]]:
+    """Empties the tables of what is pending and of what was issued; each with what it held."""
+    tables = [table for walker in walkers for table in walker.tables() if table]
+    held = [dict(table) for table in tables]
+    for table in tables:
+        table.clear()
+    return list(zip(tables, held, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """What roles do from a standing on, where they had `counted` so much, until nothing is under way; then they stand
+    as `ended`, and channels are `free`."""
+
+    begun: Standing
+    counted: tuple[Counts, ...]
+    ended: tuple[Walker, ...]
+    free: tuple[int, ...]
+
+    @classmethod
+    def of(cls, begun: Standing, counted: Iterable[Counts], walkers: Iterable[Walker], network: Network) -> Rest | None:
+        """What roles have done since a standing; None where something is under way."""
+        channels = network.channels.values()
+        if any(any(channel.coming) for channel in channels) or any(any(walker.tables()) for walker in walkers):
+            return None
+        ended = tuple([copy(walker) for walker in walkers])
+        for walker in ended:
+            walker.streams = list(walker.streams)
+        return cls(begun, tuple(counted), ended, tuple([channel.free for channel in channels]))
+
+    def again(self, walkers: Iterable[Walker], network: Network, now: Standing) -> bool:
+        """Roles do the same from where they stand now. False where they do not stand as they stood."""
+        by = now.since(self.begun)
+        if by is None:
+            return False
+        taken_away(walkers)
+        for walker, counted, ended in zip(walkers, self.counted, self.ended, strict=True):
+            walker.clock, walker.latest, walker.active = ended.clock + by, ended.latest + by, ended.active + by
+            walker.streams = [end + by for end in ended.streams]
+            walker.bubble_last = walker.bubble + ended.bubble_last - counted.bubble
+            walker.busy += ended.busy - counted.busy
+            walker.exposed += ended.exposed - counted.exposed
+            walker.bubble += ended.bubble - counted.bubble
+        for channel, free in zip(network.channels.values(), self.free, strict=True):
+            channel.free = free + by
+            for coming in channel.coming:
+                coming.clear()
+        return True

@@ -34,7 +34,7 @@ class Run:
     def outcome(self, key: Key, network: Network) -> Outcome:
         """Works out and keeps what follows from a situation."""
         strand = self.strand
-        active, *times = (key, *(0 for _ in self.streams)) if isinstance(key, int) else key
+        active, *times = (key, *(0 for _ in (*self.streams, *self.imports))) if isinstance(key, int) else key
         streams, imports = tuple(times[: len(strand.streams)]), tuple(times[len(strand.streams) :])
         found = run_strand(strand, streams, imports, active, network.slowdown, network.loads is not None)
         self.outcomes[key] = found
@@ -148,7 +148,11 @@ class Walker:
                     meeting = step.channel.issue(step.member, time, step.cost)
                     step.meetings[arguments[step.index] if step.index >= 0 else -1] = meeting
                 elif type(step) is Run:
-                    if step.imports or (step.streams and latest > clock):
+                    if latest <= clock:  # all that was begun has ended
+                        key: Key = 0
+                        for ends, index in step.imports:
+                            del ends[arguments[index] if index >= 0 else -1]
+                    elif step.imports or step.streams:
                         key = step.situation(clock, active, streams, arguments)
                     else:
                         key = active - clock if active > clock else 0
@@ -172,6 +176,10 @@ class Walker:
                 self.bubble_last = bubble
         self.clock, self.latest, self.active = clock, latest, active
         self.busy, self.exposed, self.bubble, self.bubble_first = busy, exposed, bubble, first
+
+    def tables(self) -> tuple[dict[int, int] | dict[int, Meeting], ...]:
+        """What is under way: completions and meetings that are not waited for yet, by micro-batch."""
+        return (*self.pending.values(), *self.meetings.values())
 
     def result(self, step: int) -> RoleTime:
         """Its part of a step that ends here."""

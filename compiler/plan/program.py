@@ -16,6 +16,7 @@ from titan.compiler.plan.listing import Stretch, stretches, text
 from titan.compiler.plan.mesh import Group, Mesh
 from titan.compiler.plan.operators import DTYPE_BYTES, TensorType
 from titan.compiler.plan.segment import Segment
+from titan.compiler.plan.threads import Threads, legs, threads
 
 _OPCODE, _BLOCK = attrgetter("opcode"), itemgetter(0)
 BEGUN = ".begun"  # ends the names of blocks of order `check` that run before the next step's body
@@ -107,6 +108,11 @@ class BlockCall(NamedTuple):
         return f"{self.block}({','.join(map(str, self.arguments))})"
 
 
+def _written(tree: Role | Plan) -> dict[str, Any]:
+    """Only what is written: another process works out the rest again."""
+    return {field.name: getattr(tree, field.name) for field in fields(tree)}
+
+
 def called(calls: Sequence[BlockCall]) -> list[str]:
     """The blocks of calls, in turn."""
     return list(map(_BLOCK, calls))
@@ -122,12 +128,36 @@ class Role:
     blocks: tuple[Block, ...]
     orders: tuple[tuple[str, tuple[BlockCall, ...]], ...]
 
+    def __getstate__(self) -> dict[str, Any]:
+        return _written(self)
+
     @cached_property
     def block_table(self) -> dict[str, Block]:
         return {block.name: block for block in self.blocks}
 
     def order(self, name: str) -> tuple[BlockCall, ...]:
         return dict(self.orders)[name]
+
+    def called(self, order: str) -> list[str]:
+        """The blocks that an order calls, in turn; made once."""
+        if order not in self._called:
+            self._called[order] = called(self.order(order))
+        return self._called[order]
+
+    @cached_property
+    def _called(self) -> dict[str, list[str]]:
+        """What `called` has made."""
+        return {}
+
+    @cached_property
+    def legs(self) -> list[tuple[str, str]]:
+        """Its orders, each with the one from which it goes on (`compiler/plan/threads.py`)."""
+        return legs((self,))
+
+    @cached_property
+    def threads(self) -> dict[str, Threads]:
+        """Each order as its micro-batches meet it."""
+        return threads(self)
 
     @cached_property
     def longest(self) -> tuple[str, ...]:
@@ -182,8 +212,7 @@ class Plan:
     roles: tuple[Role, ...]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Only what is written: another process works out the rest again."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        return _written(self)
 
     @cached_property
     def types(self) -> dict[str, TensorType]:
@@ -280,6 +309,11 @@ class Plan:
     def alike(self) -> tuple[Like, ...]:
         """For each role, in order, which one stands for it (`compiler/plan/alike.py`)."""
         return alike(self)
+
+    @cached_property
+    def legs(self) -> list[tuple[str, str]]:
+        """The orders of all roles, each with the one from which all go on (`compiler/plan/threads.py`)."""
+        return legs(self.roles)
 
     @cached_property
     def memory(self) -> tuple[dict[str, int], ...]:

@@ -19,7 +19,7 @@ from titan.compiler.plan.instruction import HOST, Instruction, base_name, origin
 from titan.compiler.plan.listing import Renaming, copies, distinct, stretches
 from titan.compiler.plan.opcodes import ASYNCHRONOUS
 from titan.compiler.plan.operators import DTYPE_BYTES, Flops, statistics_dtype
-from titan.compiler.plan.program import Block, Plan, Role, called
+from titan.compiler.plan.program import Block, Plan, Role
 from titan.compiler.plan.segment import parse_unit
 from titan.compiler.plan.staging import NOTHING, Staging, staging
 from titan.compiler.plan.storages import block_profile
@@ -330,7 +330,7 @@ def instruction_flops(plan: Plan, instruction: Instruction) -> float:
 def liveness(plan: Plan, role: Role, order: str = "train", sizes: Sizes | None = None) -> Liveness:
     """Walks the calls of an order; exact for the registers, in bytes on one rank."""
     profiles = (sizes or Sizes(plan)).each(role, block_profile)
-    return Calls(profiles).walked(called(role.order(order)))
+    return Calls(profiles).walked(role.called(order))
 
 
 _COMPONENT = {"parameters": "parameters", "gradients": "gradients", "optimizer": "optimizer"}
@@ -347,6 +347,6 @@ def memory_by_component(plan: Plan, role: Role, sizes: Sizes | None = None) -> d
             found[_COMPONENT.get(buffer.kind, "buffers")] += buffer.bytes
     found["buffers"] += sizes.once(role, _tables)
     calls = Calls(sizes.each(role, block_profile))
-    walks = [calls.walked(calls.once(called(role.order(name)))) for name in role.longest]
+    walks = [calls.walked(calls.once(role.called(name))) for name in role.longest]
     highest = max(walks, key=lambda walk: walk.peak, default=Liveness(0, 0, 0, (-1, -1), ()))
     return {**found, "activations": highest.registers, "workspace": highest.workspace}

@@ -125,7 +125,7 @@ def _work(first: Plan, second: Plan) -> Iterator[Difference]:
 
 def _totals(role: Role, sizes: Sizes) -> dict[str, int]:
     """Instructions of a step by opcode, bytes sent by group, and bytes of memory by component, on one rank."""
-    calls = Counter(call.block for call in role.order("train"))
+    calls = Counter(role.called("train"))
     found: Counter[str] = Counter()
     for block in role.blocks:
         times = calls[block.name]

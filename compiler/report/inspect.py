@@ -57,7 +57,7 @@ def _training(plan: Plan) -> str:
 
 def _role_line(plan: Plan, role: Role) -> str:
     count = plan.mesh.world_size // len(plan.roles)
-    calls = Counter(call.block for call in role.order("train"))
+    calls = Counter(role.called("train"))
     length = sum(len(block.instructions) * calls[block.name] for block in role.blocks)
     layers = "; ".join(_ranges(chunk) or "none" for chunk in role.layers)
     size = f"{len(role.blocks)} blocks, {length:,} instructions a step"

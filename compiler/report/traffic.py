@@ -22,7 +22,7 @@ def traffic(plan: Plan) -> Counter[tuple[str, str]]:
     prices, sizes = Prices(plan, read_machine(plan.setting("cluster"))), Sizes(plan)
     found: list[Counter[tuple[str, str]]] = []
     for role in plan.roles:
-        calls = Counter(call.block for call in role.order("train"))
+        calls = Counter(role.called("train"))
         total: Counter[tuple[str, str]] = Counter()
         for block in role.blocks:
             for i, times in weighted(block.instructions) if calls[block.name] else ():

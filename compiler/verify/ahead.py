@@ -40,7 +40,7 @@ def _called(like: Like) -> tuple[object, ...]:
     train, body = orders["train"], orders.get("body", ())
     listed = (train[len(body) :], *(orders.get(name, ()) for name in ORDERS[1:]))
     turns = [tuple(blocks[call.block] for call in calls) for calls in listed]
-    in_body = frozenset(map(blocks.__getitem__, set(called(body))))
+    in_body = frozenset(map(blocks.__getitem__, set(like.role.called("body") if body else ())))
     return (like.first.pipeline, *orders, body == train[: len(body)], in_body, *turns)
 
 

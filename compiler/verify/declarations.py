@@ -5,8 +5,6 @@ The other proofs rest on it: they look names up without asking.
 
 from __future__ import annotations
 
-from operator import itemgetter
-
 from titan.compiler.plan.instruction import (
     BACK,
     FROM_HOST,
@@ -21,9 +19,7 @@ from titan.compiler.plan.opcodes import OPCODES
 from titan.compiler.plan.program import Block, Plan, Role
 from titan.compiler.plan.segment import TIERS, bind, parse_unit
 from titan.compiler.verify.findings import Finding, at, found_alike
-from titan.compiler.verify.threads import legs
 
-_BLOCK, _GIVEN = itemgetter(0), itemgetter(1)  # of a call
 _GROUPED = ("collective", "transfer")
 _IN_PLACE = ("unshard", "reduce_grad")
 _COPIES = frozenset(name for name, row in OPCODES.items() if row.kind == "host")
@@ -260,12 +256,11 @@ def _blocks(role: Role, names: _Names) -> list[Finding]:
 def _orders(role: Role) -> list[Finding]:
     found: list[Finding] = []
     table = {block.name: len(block.parameters) for block in role.blocks}
-    for name, before in legs((role,)):
-        first = len(role.order(before)) if before else 0
-        calls = role.order(name)[first:]
-        if list(map(table.get, map(_BLOCK, calls))) == list(map(len, map(_GIVEN, calls))):
+    for name, before in role.legs:
+        if all(table.get(block) == count for block, count in role.threads[name].given):
             continue
-        for position, call in enumerate(calls, first):
+        first = len(role.order(before)) if before else 0
+        for position, call in enumerate(role.order(name)[first:], first):
             if table.get(call.block) != len(call.arguments):
                 problem = "does not exist" if call.block not in table else f"takes {table[call.block]} micro-batches"
                 message = f"order {name} calls {call}: the block {problem}"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from titan.compiler.plan.alike import Like, alone
 from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.instruction import Instruction
-from titan.compiler.plan.program import Block, Plan, Role, called
+from titan.compiler.plan.program import Block, Plan, Role
 
 MOST = 20  # findings that one proof reports; the first few say what is wrong
 
@@ -76,7 +76,7 @@ def found_alike(plan: Plan, prove: Callable[[tuple[Like, ...]], list[Finding]]) 
 
 def used_blocks(role: Role, order: str) -> tuple[Block, ...]:
     """Blocks that an order calls, in the order of their first call."""
-    names = dict.fromkeys(called(role.order(order)))
+    names = dict.fromkeys(role.called(order))
     return tuple(role.block_table[name] for name in names)
 
 

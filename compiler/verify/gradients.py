@@ -7,13 +7,13 @@ One micro-batch stands for all that run the same blocks (`flow`); the buffers of
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import field
 
 from titan.compiler.plan.alike import Like
 from titan.compiler.plan.frozen import dataclass
-from titan.compiler.plan.program import Block, Plan, Role, called
+from titan.compiler.plan.program import Block, Plan, Role
 from titan.compiler.plan.segment import bind, parse_unit
+from titan.compiler.plan.threads import Met
 from titan.compiler.verify.ahead import ahead
 from titan.compiler.verify.findings import MOST, Finding, at, found_alike
 from titan.compiler.verify.flow import Flow
@@ -21,9 +21,11 @@ from titan.compiler.verify.loss import BUFFER, loss
 from titan.compiler.verify.micro_batch import evaluate_flow, forward_graph, train_flow
 from titan.compiler.verify.piece import Piece
 from titan.compiler.verify.rings import bare
-from titan.compiler.verify.threads import take_apart
+from titan.compiler.verify.threads import by_met
 from titan.compiler.verify.updates import Step, noted, train_step, turns
 from titan.compiler.verify.whole import whole
+
+_NOTHING = -1  # the kind of a micro-batch for which nothing is done
 
 
 @dataclass
@@ -56,6 +58,10 @@ class _Pieces:
         self.pieces: list[Piece] = []
         self.numbers = {block.name: self._numbers(block) for block in role.blocks}
 
+    def met(self, like: Like) -> dict[Met, int]:
+        """Numbers of the pieces that micro-batches meet in a role."""
+        return by_met({name: self.numbers[block.name] for name, block in like.blocks.items()})
+
     def _numbers(self, block: Block) -> tuple[int, ...]:
         """Those of a block, by parameter; none where it does nothing."""
         pieces = [Piece(block, symbol) for symbol in block.parameters]
@@ -77,16 +83,16 @@ class _Follower:
         self.known: dict[tuple[int, ...], int] = {}  # kinds by the numbers of their pieces
         self.flows: list[Flow] = []
 
-    def follow(self, like: Like) -> _Program:
-        found = _Program(like, self.order)
-        batches: defaultdict[int, list[int]] = defaultdict(list)
-        numbers = {name: self.pieces.numbers[block.name] for name, block in like.blocks.items()}
-        take_apart(like.role.order(self.order), numbers, batches)
-        listed = dict(zip(batches, map(tuple, batches.values()), strict=True))
-        kinds = {pieces: self.number(pieces) for pieces in dict.fromkeys(listed.values())}
-        found.kinds = {batch: kinds[pieces] for batch, pieces in listed.items()}
-        found.flows = {number: self.flows[number] for number in kinds.values()}
-        return found
+    def follow(self, like: Like, pieces: dict[Met, int]) -> _Program:
+        """`pieces`: numbers of those that micro-batches meet in the role."""
+        kinds: list[int] = []
+        threads = like.role.threads[self.order]
+        for thread in threads.kinds:
+            met = tuple([pieces[met] for met in thread if met in pieces])
+            kinds.append(self.number(met) if met else _NOTHING)
+        batches = {batch: kinds[kind] for batch, kind in threads.batches.items() if kinds[kind] != _NOTHING}
+        flows = {number: self.flows[number] for number in kinds if number != _NOTHING}
+        return _Program(like, self.order, flows, batches)
 
     def number(self, listed: tuple[int, ...]) -> int:
         """The kind of a micro-batch that meets these pieces, in this order."""
@@ -225,8 +231,8 @@ class _Kind:
 
     def __init__(self, plan: Plan, role: Role) -> None:
         self.plan = plan
-        pieces = _Pieces(role)
-        self.followers = [_Follower(plan, role, order, pieces) for order in ("train", "evaluate")]
+        self.pieces = _Pieces(role)
+        self.followers = [_Follower(plan, role, order, self.pieces) for order in ("train", "evaluate")]
         self.covered: set[tuple[object, ...]] = set()
         self.stepped: set[tuple[object, ...]] = set()
         self.noted = {block.name for block in role.blocks if noted(block)}
@@ -251,8 +257,8 @@ class _Kind:
     def turns(self, like: Like, order: str) -> tuple[str, ...]:
         """Blocks that have to do with the buffers of a step, in turn."""
         table = {name: block.name for name, block in like.blocks.items() if block.name in self.noted}
-        names = [table[name] for name in called(like.role.order(order)) if name in table]
-        places = [(at, name) for name, listed in turns(like.first, names).items() for at in listed]
+        listed = turns(like.role, order).items()
+        places = [(at, table[name]) for name, places in listed if name in table for at in places]
         return tuple(name for _, name in sorted(places))
 
 
@@ -269,7 +275,8 @@ def _gradients(plan: Plan, likes: tuple[Like, ...]) -> list[Finding]:
     for like in likes:
         stage = like.first.pipeline
         kind = kinds[stage] = kinds.get(stage) or _Kind(plan, like.first)
-        train, evaluate = (follower.follow(like) for follower in kind.followers)
+        pieces = kind.pieces.met(like)
+        train, evaluate = (follower.follow(like, pieces) for follower in kind.followers)
         trained.append(train)
         evaluated.append(evaluate)
         found += kind.flows(train, evaluate)

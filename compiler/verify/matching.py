@@ -18,7 +18,6 @@ from titan.compiler.plan.operators import TensorType
 from titan.compiler.plan.program import Block, BlockCall, Plan, Role
 from titan.compiler.verify.findings import MOST, Finding, at, crosses_programs, found_alike
 from titan.compiler.verify.rings import in_ring, ring_matching
-from titan.compiler.verify.threads import legs
 
 _COLLECTIVE = frozenset(n for n, row in OPCODES.items() if row.kind == "collective") | {"unshard", "reduce_grad"}
 _TRANSFER = frozenset(n for n, row in OPCODES.items() if row.kind == "transfer")
@@ -300,7 +299,7 @@ def matching(plan: Plan) -> list[Finding]:
     bases: dict[str, int] = {}
     ends = {role.pipeline: _Ends(role, events[role.pipeline], bases) for role in plan.roles}
     walked: dict[str, dict[int, _Program]] = {}
-    for order, before in legs(plan.roles):
+    for order, before in plan.legs:
         programs = walked[order] = walked.get(before) or {stage: _Program(found) for stage, found in ends.items()}
         for program in programs.values():
             program.go_on(program.role.order(order))

@@ -22,7 +22,6 @@ from titan.compiler.plan.listing import distinct
 from titan.compiler.plan.program import Block, BlockCall, Plan, Role
 from titan.compiler.verify.findings import Finding, at, crosses_programs, found_alike
 from titan.compiler.verify.rings import in_ring, ring_progress
-from titan.compiler.verify.threads import legs
 
 _MANY = 1 << 20  # more than there are micro-batches
 STREAM = "stream "  # begins the names of queues that are no channels
@@ -293,7 +292,7 @@ def progress(plan: Plan) -> list[Finding]:
     actions = _actions(plan, plan.alike)
     numbers = _Numbers(plan.roles, actions)
     runs: dict[str, _Run] = {}
-    for order, before in legs(plan.roles):
+    for order, before in plan.legs:
         run = runs[order] = runs.get(before) or _Run(plan.roles, numbers)
         blocked = run.go_on(order)
         if blocked:

@@ -16,7 +16,7 @@ from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.program import Plan, Role
 from titan.compiler.verify.block_registers import GONE, PENDING, VALUE, Masks, Outline, outline, split
 from titan.compiler.verify.findings import MOST, Finding, at, found_alike
-from titan.compiler.verify.threads import STEP, Pieces, Threads, legs
+from titan.compiler.verify.threads import STEP, Named, Pieces, StepThread
 
 _DEMANDS = {
     VALUE: ("T710", "is read but holds no value here: not written yet, or freed"),
@@ -190,9 +190,11 @@ class _Kind:
         self.pieces = Pieces(self.outlines)
         self.proven: set[tuple[int, ...]] = set()
 
-    def order(self, like: Like, name: str, threads: Threads) -> list[Finding]:
-        """Findings of an order of one of the roles, whose threads are given."""
-        if threads.apart and all(self.holds(name, thread) for thread in threads.all()):
+    def order(self, like: Like, name: str, named: Named, step: StepThread) -> list[Finding]:
+        """Findings of an order of one of the roles, whose blocks are `named`; `step`: the thread of the step."""
+        threads = like.role.threads[name]
+        alone = self.pieces.apart and threads.apart
+        if alone and all(self.holds(name, thread) for thread in (tuple(step.parts), *named.threads(threads))):
             return []
         automaton = _Automaton(self.role, self.outlines, self.bits)
         outlines = {mine: self.outlines[block.name] for mine, block in like.blocks.items()}
@@ -223,13 +225,12 @@ class _Kind:
 
 def _role(like: Like, kind: _Kind) -> list[Finding]:
     found: dict[str, list[Finding]] = {}
-    threads: dict[str, Threads] = {}
+    steps: dict[str, StepThread] = {}
     named = kind.pieces.named({name: block.name for name, block in like.blocks.items()})
-    for name, before in legs((like.role,)):
-        calls = like.role.order(name)
-        known = threads.get(before) or Threads(kind.pieces, named)
-        threads[name] = known.add(calls[len(like.role.order(before)) if before else 0 :])
-        found[name] = kind.order(like, name, known)
+    for name, before in like.role.legs:
+        done = len(like.role.order(before)) if before else 0
+        step = steps[name] = steps.get(before) or StepThread(kind.pieces, named.step)
+        found[name] = kind.order(like, name, named, step.add(like.role.called(name)[done:]))
     return [finding for name, _ in like.role.orders for finding in found[name]]
 
 

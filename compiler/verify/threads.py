@@ -1,4 +1,4 @@
-"""An order as each micro-batch meets it: its threads.
+"""What the blocks of an order do to registers, thread by thread.
 
 What a block does to the registers of one micro-batch depends on nothing but what earlier calls did to them, as long as
 no pending instruction of one micro-batch borrows registers of another, or of the step. Then an order falls apart into
@@ -11,49 +11,14 @@ they demand values, or that nothing is borrowed (a contribution to a gradient), 
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
-from titan.compiler.plan.program import BlockCall, Role, called
+from titan.compiler.plan.threads import Met, Threads
 from titan.compiler.verify.block_registers import Outline, split
 
-T = TypeVar("T")
 STEP = -1  # the "micro-batch" of registers that belong to the whole step
-
-
-def legs(roles: Sequence[Role]) -> list[tuple[str, str]]:
-    """The orders of roles, each with the longest one that it begins with in all of them ("": there is none) and that no
-    other one goes on from; that one stands before it. So what both have in common need be walked but once."""
-    names = [name for name, _ in roles[0].orders]
-    taken: set[str] = set()
-    found: list[tuple[str, str]] = []
-    for name in sorted(names, key=lambda name: len(roles[0].order(name))):
-        begun = [other for other, _ in found if other not in taken and _begins(roles, name, other)]
-        taken.update(begun[-1:])
-        found.append((name, begun[-1] if begun else ""))
-    return found
-
-
-def _begins(roles: Sequence[Role], name: str, other: str) -> bool:
-    orders = ((role.order(name), role.order(other)) for role in roles)
-    return all(len(few) < len(calls) and calls[: len(few)] == few for calls, few in orders)
-
-
-def take_apart(calls: Sequence[BlockCall], pieces: Mapping[str, tuple[T, ...]], found: dict[int, list[T]]) -> bool:
-    """Adds to each micro-batch of `found` the pieces that it meets; `pieces`: of each block, by parameter. Whether no
-    call has the same micro-batch twice."""
-    apart = True
-    for block, arguments in calls:
-        own = pieces[block]
-        if len(own) == 1:
-            found[arguments[0]].append(own[0])
-        elif own:
-            apart = apart and len({*arguments}) == len(own)
-            for argument, piece in zip(arguments, own, strict=True):
-                found[argument].append(piece)
-    return apart
 
 
 class Pieces:
@@ -77,7 +42,7 @@ class Pieces:
         """`blocks`: those of the pieces by the names that a role calls."""
         numbers = {name: self.numbers[block] for name, block in blocks.items()}
         acting = {name: listed[0] for name, listed in numbers.items() if listed[0] not in self.idle}
-        return Named({name: listed[1:] for name, listed in numbers.items()}, acting)
+        return Named(by_met({name: listed[1:] for name, listed in numbers.items()}), acting)
 
 
 def _own(seen: Outline) -> bool:
@@ -102,35 +67,44 @@ class Named(NamedTuple):
     """Parts of the blocks that a role calls, by name: those of micro-batches, and that of the step if it does
     anything."""
 
-    batches: dict[str, tuple[int, ...]]
+    batches: dict[Met, int]
     step: dict[str, int]
 
+    def threads(self, threads: Threads) -> Iterator[tuple[int, ...]]:
+        """The parts that each kind of micro-batch meets."""
+        for kind in threads.kinds:
+            yield tuple([self.batches[met] for met in kind])
 
-class Threads:
-    """Calls taken apart, as far as they were added. `apart`: whether they may be."""
 
-    def __init__(self, pieces: Pieces, named: Named) -> None:
-        self.pieces, self.named, self.apart = pieces, named, pieces.apart
-        self.batches: defaultdict[int, list[int]] = defaultdict(list)
-        self.step: list[int] = []
+def by_met(numbers: Mapping[str, tuple[int, ...]]) -> dict[Met, int]:
+    """Numbers that blocks have for each of their parameters, by what a micro-batch meets."""
+    found: dict[Met, int] = {}
+    for name, listed in numbers.items():
+        if len(listed) == 1:
+            found[name] = listed[0]
+        else:
+            found |= {(name, place): number for place, number in enumerate(listed)}
+    return found
+
+
+class StepThread:
+    """What the step's own registers meet in calls, as far as they were added."""
+
+    def __init__(self, pieces: Pieces, acting: dict[str, int]) -> None:
+        self.pieces, self.acting = pieces, acting
+        self.parts: list[int] = []
         self.looked: set[int] = set()
 
-    def add(self, calls: Sequence[BlockCall]) -> Threads:
-        """Goes on by some calls."""
-        self.apart = take_apart(calls, self.named.batches, self.batches) and self.apart
-        acting = self.named.step
+    def add(self, called: Sequence[str]) -> StepThread:
+        """Goes on by calls of some blocks."""
+        acting = self.acting
         due = {name: step for name, step in acting.items() if step not in self.looked}
-        for block in called(calls):
+        for block in called:
             if block in due:
-                self.step.append(due[block])
+                self.parts.append(due[block])
                 if due[block] in self.pieces.looks:
                     self.looked.add(due.pop(block))
                 else:
                     self.looked.clear()
                     due = dict(acting)
         return self
-
-    def all(self) -> Iterator[tuple[int, ...]]:
-        """Each thread that is there, once."""
-        yield tuple(self.step)
-        yield from {tuple(thread): None for thread in self.batches.values()}

@@ -9,7 +9,7 @@ from dataclasses import field
 
 from titan.compiler.plan.frozen import dataclass
 from titan.compiler.plan.instruction import STATE, Instruction, base_name
-from titan.compiler.plan.program import Block, Bucket, Plan, Role, called
+from titan.compiler.plan.program import Block, Bucket, Plan, Role
 from titan.compiler.verify.bodies import active
 from titan.compiler.verify.findings import Finding, at
 
@@ -59,7 +59,7 @@ class Step:
         return Event((len(calls) - 1, index), block, block.instructions[index])
 
     def collect(self) -> Step:
-        for name, positions in turns(self.role, called(self.role.order(self.order))).items():
+        for name, positions in turns(self.role, self.order).items():
             block = self.role.block_table[name]
             for index, instruction in noted(block):
                 for position in positions:
@@ -99,14 +99,15 @@ def noted(block: Block) -> list[tuple[int, Instruction]]:
     return [(index, i) for index, i in listed if i.opcode not in _PASSING and not _of_batch(i)]
 
 
-def turns(role: Role, names: list[str]) -> dict[str, list[int]]:
-    """Where each of the blocks of these names has its turn, as far as buffers of a step are concerned: of blocks that
-    run for micro-batches the first and the last."""
+def turns(role: Role, order: str) -> dict[str, list[int]]:
+    """Where each block that an order calls has its turn, as far as buffers of a step are concerned: of blocks that run
+    for micro-batches the first and the last."""
+    names = role.called(order)
     last = dict(zip(names, range(len(names)), strict=True))
     first = dict(zip(reversed(names), range(len(names) - 1, -1, -1), strict=True))
-    found = {name: sorted({first[name], last[name]}) for name in dict.fromkeys(names)}
-    for name in found:
-        if not role.block_table[name].parameters and len(found[name]) > 1:
+    found = {name: sorted({first[name], at}) for name, at in last.items()}
+    for name, places in found.items():
+        if len(places) > 1 and not role.block_table[name].parameters:
             found[name] = [n for n, other in enumerate(names) if other == name]
     return found
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from titan.compiler.cost.simulate import simulate
-from titan.compiler.cost.steady import Standing, move
+from titan.compiler.cost.steady import Rest, Standing, move
 from titan.compiler.plan.instruction import Instruction
 from titan.compiler.plan.program import BEGUN, Block, BlockCall, Plan, Role
 from titan.compiler.plan.rounds import Rounds, own_rounds, rounds
@@ -123,6 +123,34 @@ def test_rounds_left_out_are_equal_to_rounds_walked(left_out: list[int], monkeyp
     short = [simulate(plan, prices=prices) for plan, prices in plans]
     assert len(left_out) > 20 and min(left_out) > 0
     monkeypatch.setattr("titan.compiler.cost.simulate.rounds", lambda roles: None)
+    assert short == [simulate(plan, prices=prices) for plan, prices in plans]
+
+
+def patient(role: Role) -> Role:
+    """A role that waits for what it sends back after its last micro-batch, so that nobody holds up a round."""
+    sent, calls = wait("t.d:i?"), role.order("train")
+    blocks = tuple(replace(b, instructions=tuple(i for i in b.instructions if i != sent)) for b in role.blocks)
+    last = tuple(BlockCall("sent", call.arguments) for call in calls if call.block == "B" and role.pipeline)
+    orders = (("train", (*calls[:-1], *last, calls[-1])),)
+    return replace(role, blocks=(*blocks, Block("sent", ("i",), (sent,))), orders=orders)
+
+
+def test_the_rest_of_a_body_left_out_is_equal_to_one_walked(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans = []
+    for seed in range(60):
+        plan, prices = many_rounds(seed)
+        patience = replace(plan, roles=tuple(map(patient, plan.roles)))
+        plans.append((late(patience, random.Random(seed)), prices))
+    again, left_out = Rest.again, list[bool]()
+
+    def noted(self: Rest, *given: Any) -> bool:
+        left_out.append(again(self, *given))
+        return left_out[-1]
+
+    monkeypatch.setattr(Rest, "again", noted)
+    short = [simulate(plan, prices=prices) for plan, prices in plans]
+    assert 20 < sum(left_out) < len(left_out)
+    monkeypatch.setattr(Rest, "again", lambda *given: False)
     assert short == [simulate(plan, prices=prices) for plan, prices in plans]
 
 
