@@ -188,14 +188,13 @@ class Estimator(MemoryForms):
             seconds, filling = self._pipeline_part(s, stage, loads, layer, head, recompute)
             yield self._crowded(s, seconds, layer, head) - (1 - fill) * filling
 
-    def floor(self, s: Strategy, fill: float) -> float:
-        """Seconds that no micro-batch size gets below on the strategy's mesh, whose own is the largest: what a sequence
-        takes, for all of them and for `fill` on every other stage."""
-        larger = 4 ** ((s.micro_batch - 1).bit_length() + 1 >> 1)  # few sizes are priced for all meshes
-        s = s.but(micro_batch=larger)
-        layer = self.layer(self.kept_logits(s, open_experts=True))
-        sequences = self.global_batch // s.data + (s.pipeline - 1) * fill
-        return sequences * (layer.forward + layer.backward) / s.micro_batch * self.shape.layers / s.pipeline
+    def floors(self, s: Strategy, most: int, fills: Iterable[float]) -> list[float]:
+        """Seconds that no micro-batch of up to `most` sequences gets below on the strategy's mesh: what a sequence
+        takes, for all of them and for each of some fills (in sequences) on every other stage."""
+        larger = 4 ** ((most - 1).bit_length() + 1 >> 1)  # few sizes are priced for all meshes
+        layer = self.layer(self.kept_logits(s, open_experts=True)._replace(micro_batch=larger))
+        one, n, stages = layer.forward + layer.backward, self.shape.layers, s.pipeline
+        return [(self.global_batch // s.data + (stages - 1) * fill) * one / larger * n / stages for fill in fills]
 
     def pipeline_part(self, s: Strategy) -> float:
         """Seconds of the body of a step in closed form, for known stages: forwards, backwards, and waiting for them."""
