@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import field, replace
 from math import ceil, inf
+from operator import attrgetter
 from typing import Any
 
 from titan.compiler.cost.compute import moved_seconds
@@ -39,22 +40,40 @@ class Estimate:
     fill: float = 0.0
 
 
+# what ways to save memory leave as it is
+_LAYOUT = attrgetter(
+    "pipeline", "data", "context", "tensor", "sequence_parallel", "context_form", "context_heads", "context_order",
+    "micro_batch", "loss_rows", "expert", "expert_tensor", "schedule", "wished_chunks", "stages", "offload",
+    "offloaded",
+)  # fmt: skip
+
+
 @dataclass(slots=True)
-class _Body:
-    """What of a strategy the ways to keep its state have in common: costs of a layer and of the head, layers that ranks
-    work on per micro-batch, copies of the model, layers of the largest stage, bytes of communicators; once they were
-    asked for, its seconds and of them those of the fill, and bytes of activations by layers ahead that come from the
-    host."""
+class _Layout:
+    """What of a strategy the ways to save memory have in common: costs of a layer, of the head and of one that keeps
+    its logits, layers that ranks work on per micro-batch, copies of the model, micro-batches, bytes of communicators;
+    and what is known of its bodies, by recompute and by whether they keep logits though the strategy does not."""
 
     layer: LayerCost
     head: LayerCost
+    keeping: LayerCost
     loads: list[float]
     copies: int
-    stage: int
     micro_batches: int
     communicators: int
-    seconds: float | None = None
-    fill: float = 0.0
+    bodies: dict[tuple[str, bool], _Body] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Body:
+    """What of a layout with a recompute the ways to keep its state have in common: layers of the largest stage; once
+    they were asked for, seconds of the pipeline and of them those of the fill, and bytes of activations by layers ahead
+    that come from the host."""
+
+    layout: _Layout
+    head: LayerCost
+    stage: int
+    seconds: tuple[float, float] | None = None
     activations: dict[int, tuple[Activations, ...]] = field(default_factory=dict)
 
 
@@ -63,6 +82,7 @@ class Estimator(MemoryForms):
 
     def __init__(self, machine: Machine, shape: Shape, global_batch: int) -> None:
         super().__init__(machine, shape, global_batch)
+        self._layouts: dict[tuple[Any, ...], _Layout] = {}
         self._links: dict[tuple[int, int, int], tuple[float, float]] = {}
 
     def bottleneck(self, pipeline: int, layer: float, head: float) -> int:
@@ -81,12 +101,12 @@ class Estimator(MemoryForms):
         `limit` bytes the time is not worked out."""
         if s.recompute == "adaptive":
             return self._adaptive(s, limit)
-        return self._estimate(s, self._body(s), limit)
+        return self._estimate(s, self._body(s, s.recompute), limit)
 
     def alike(self, s: Strategy, limit: float = inf) -> Callable[[Mapping[str, Any]], tuple[Strategy, Estimate]]:
         """A strategy with a way to keep its state (`zero`, `shard`, `reduce`, `gather`, `prefetch`), and its closed
         forms; what none of these changes is worked out once for all ways that are asked for."""
-        body = None if s.recompute == "adaptive" else self._body(s)
+        body = None if s.recompute == "adaptive" else self._body(s, s.recompute)
 
         def priced(way: Mapping[str, Any]) -> tuple[Strategy, Estimate]:
             found = s.but(**way)
@@ -94,41 +114,66 @@ class Estimator(MemoryForms):
 
         return priced
 
-    def _body(self, s: Strategy) -> _Body:
-        cut = self.cut(s)
-        layer, head, loads = self.layer(cut), self.head(cut), self._rank_layers(s)
-        copies = schedule_row(s.schedule).copies
-        one, ends = layer.forward + layer.backward + layer.rebuilt(s.recompute), head.forward + head.backward
-        stage = ceil(max(loads)) if loads else self.bottleneck(s.pipeline, one, ends / copies)
-        communicators = round(self._communicators(s) * self.machine.figures["communicator_bytes"])
-        number = self.global_batch // (s.data * s.micro_batch)
-        return _Body(layer, head, loads, copies, stage, number, communicators)
+    def _body(self, s: Strategy, recompute: str, kept_logits: bool = False) -> _Body:
+        layout = self._layout(s)
+        head = layout.keeping if kept_logits else layout.head
+        key = (recompute, head is layout.head)
+        found = layout.bodies.get(key)
+        if found is None:
+            stage = self._largest(s, layout.loads, layout.layer, head, recompute)
+            found = layout.bodies[key] = _Body(layout, head, stage)
+        return found
+
+    def _layout(self, s: Strategy) -> _Layout:
+        key = _LAYOUT(s)
+        found = self._layouts.get(key)
+        if found is None:
+            cut = self.cut(s)
+            head = self.head(cut)
+            found = self._layouts[key] = _Layout(
+                self.layer(cut), head, self.head(cut._replace(loss_rows=0)) if cut.loss_rows else head,
+                self._rank_layers(s), schedule_row(s.schedule).copies, self.global_batch // (s.data * s.micro_batch),
+                round(self._communicators(s) * self.machine.figures["communicator_bytes"]),
+            )  # fmt: skip
+        return found
+
+    def _largest(self, s: Strategy, loads: list[float], layer: LayerCost, head: LayerCost, recompute: str) -> int:
+        """Layers of the largest stage."""
+        if loads:
+            return ceil(max(loads))
+        ends = (head.forward + head.backward) / schedule_row(s.schedule).copies
+        return self.bottleneck(s.pipeline, layer.forward + layer.backward + layer.rebuilt(recompute), ends)
 
     def _estimate(self, s: Strategy, body: _Body, limit: float) -> Estimate:
-        stage, layer, micro_batches = body.stage, body.layer, body.micro_batches
+        layout, stage, layer = body.layout, body.stage, body.layout.layer
         ahead = s.prefetch if s.offload != "none" else 0
         kept = body.activations.get(ahead)
         if kept is None:
-            kept = body.activations[ahead] = self._activations(s, stage, micro_batches, layer, body.head)
-        memory = round(self._peak(s, kept) * self.slack) + body.communicators + self.machine.reserved
-        seconds = inf
-        if memory <= limit:
-            if body.seconds is None:
-                body.seconds, body.fill = self._pipeline_part(s, stage, body.loads, layer, body.head, s.recompute)
-            ends_held = self._most_ends(s)
-            passes, held = (stage * layer.forward, stage * layer.backward), stage * body.copies
-            more = self._step_end(s, self._weights(s, held, ends_held), *passes)
-            more += self._experts_end(s, held, passes[0])
-            more += micro_batches * self._sharded_seconds(s, layer, held, ends_held)
-            more += micro_batches * activation_seconds(self.machine, s, layer, stage)
-            seconds = body.seconds + self._crowd(s) * more
-        return Estimate(seconds, memory, stage, body.fill)
+            kept = body.activations[ahead] = self._activations(s, stage, layout.micro_batches, layer, body.head)
+        memory = round(self._peak(s, kept) * self.slack) + layout.communicators + self.machine.reserved
+        if memory > limit:
+            return Estimate(inf, memory, stage)
+        pipeline, fill = self._seconds(s, body, s.recompute)
+        ends_held = self._most_ends(s)
+        passes, held = (stage * layer.forward, stage * layer.backward), stage * layout.copies
+        more = self._step_end(s, self._weights(s, held, ends_held), *passes)
+        more += self._experts_end(s, held, passes[0])
+        more += layout.micro_batches * self._sharded_seconds(s, layer, held, ends_held)
+        more += layout.micro_batches * activation_seconds(self.machine, s, layer, stage)
+        return Estimate(pipeline + self._crowd(s) * more, memory, stage, fill)
 
     def bound(self, s: Strategy, recompute: str = "none", open_experts: bool = False, fill: float = 1.0) -> float:
         """Seconds that no way of saving memory gets below: the body of a step with this recompute, logits kept, and
         with a share of the fill. With `open_experts` no way of sharing experts gets below it either."""
-        cut = self.kept_logits(s, open_experts)
-        return self._bound(s, self.layer(cut), self.head(cut), self._rank_layers(s), recompute, fill, open_experts)
+        if not open_experts:
+            seconds, filling = self._seconds(s, self._body(s, recompute, kept_logits=True), recompute)
+            return seconds - (1 - fill) * filling
+        cut, loads = self.kept_logits(s, open_experts), self._rank_layers(s)
+        layer, head = self.layer(cut), self.head(cut)
+        # cheaper layers would make a head weigh more of them
+        stage = ceil(max(loads)) if loads else -(-self.shape.layers // s.pipeline)
+        seconds, filling = self._pipeline_part(s, stage, loads, layer, head, recompute)
+        return self._crowded(s, seconds, layer, head) - (1 - fill) * filling
 
     def bounds(
         self, s: Strategy, ways: Iterable[tuple[int, int]], recompute: str, fill: float = 1.0
@@ -138,41 +183,30 @@ class Estimator(MemoryForms):
         head, loads = self.head(cut), self._rank_layers(s)
         for expert, width in ways:
             parts = (*expert_parts(expert, width, s.context, s.tensor), width)
-            yield self._bound(s, self.layer(Cut(*cut[:-1], parts)), head, loads, recompute, fill)
+            layer = self.layer(Cut(*cut[:-1], parts))
+            stage = self._largest(s, loads, layer, head, recompute)
+            seconds, filling = self._pipeline_part(s, stage, loads, layer, head, recompute)
+            yield self._crowded(s, seconds, layer, head) - (1 - fill) * filling
 
-    def _bound(
-        self,
-        s: Strategy,
-        layer: LayerCost,
-        head: LayerCost,
-        loads: list[float],
-        recompute: str,
-        fill: float,
-        open_experts: bool = False,
-    ) -> float:
-        if loads:
-            stage = ceil(max(loads))
-        elif open_experts:
-            stage = -(-self.shape.layers // s.pipeline)  # cheaper layers would make a head weigh more of them
-        else:
-            ends = (head.forward + head.backward) / schedule_row(s.schedule).copies
-            stage = self.bottleneck(s.pipeline, layer.forward + layer.backward + layer.rebuilt(recompute), ends)
-        seconds, filling = self._pipeline_part(s, stage, loads, layer, head, recompute)
-        return seconds - (1 - fill) * filling
-
-    def floor(self, s: Strategy, fill: float) -> float:
-        """Seconds that no micro-batch size gets below on the strategy's mesh, whose own is the largest: what a sequence
-        takes, for all of them and for `fill` on every other stage."""
-        larger = 4 ** ((s.micro_batch - 1).bit_length() + 1 >> 1)  # few sizes are priced for all meshes
-        s = s.but(micro_batch=larger)
-        layer = self.layer(self.kept_logits(s, open_experts=True))
-        sequences = self.global_batch // s.data + (s.pipeline - 1) * fill
-        return sequences * (layer.forward + layer.backward) / s.micro_batch * self.shape.layers / s.pipeline
+    def floors(self, s: Strategy, most: int, fills: Iterable[float]) -> list[float]:
+        """Seconds that no micro-batch of up to `most` sequences gets below on the strategy's mesh: what a sequence
+        takes, for all of them and for each of some fills (in sequences) on every other stage."""
+        larger = 4 ** ((most - 1).bit_length() + 1 >> 1)  # few sizes are priced for all meshes
+        layer = self.layer(self.kept_logits(s, open_experts=True)._replace(micro_batch=larger))
+        one, n, stages = layer.forward + layer.backward, self.shape.layers, s.pipeline
+        return [(self.global_batch // s.data + (stages - 1) * fill) * one / larger * n / stages for fill in fills]
 
     def pipeline_part(self, s: Strategy) -> float:
         """Seconds of the body of a step in closed form, for known stages: forwards, backwards, and waiting for them."""
-        loads, cut = self._rank_layers(s), self.cut(s)
-        return self._pipeline_part(s, ceil(max(loads)), loads, self.layer(cut), self.head(cut), s.recompute)[0]
+        return self._seconds(s, self._body(s, s.recompute), s.recompute)[0]
+
+    def _seconds(self, s: Strategy, body: _Body, recompute: str) -> tuple[float, float]:
+        """Of the body of a step, and of them those of the fill."""
+        layout, found = body.layout, body.seconds
+        if found is None:
+            found = self._pipeline_part(s, body.stage, layout.loads, layout.layer, body.head, recompute)
+            body.seconds = found
+        return self._crowded(s, found[0], layout.layer, body.head), found[1]
 
     def _rank_layers(self, s: Strategy) -> list[float]:
         """Layers that each rank works on per micro-batch; nothing while the stages are unknown."""
@@ -182,12 +216,12 @@ class Estimator(MemoryForms):
     def _pipeline_part(
         self, s: Strategy, stage: int, loads: list[float], layer: LayerCost, head: LayerCost, recompute: str
     ) -> tuple[float, float]:
-        """Seconds, and of them those of the fill."""
+        """Seconds where ranks share no cores, and of them those of the fill."""
         micro_batches = self.global_batch // (s.data * s.micro_batch)
         one = layer.forward + layer.backward + layer.rebuilt(recompute)
         ends = head.forward + head.backward
         if s.pipeline == 1:
-            return self._crowded(s, micro_batches * (stage * one + ends), layer, head), 0.0
+            return micro_batches * (stage * one + ends), 0.0
         last = loads[[r for r, rank in enumerate(self._held(s)) if rank.lasts][-1]] if loads else 1
         slowest = max(stage * one, last * one + ends / schedule_row(s.schedule).copies)
         forward = (self.shape.layers * layer.forward + head.forward) / s.pipeline
@@ -197,7 +231,7 @@ class Estimator(MemoryForms):
         body = self._pipeline_seconds(s, micro_batches, slowest, times, layer.entry)
         fills = schedule_row(s.schedule).fills and self._crowd(s) == 1.0
         fill = (s.pipeline - 1) * (forward + inputs + weight) if fills else 0.0
-        return self._crowded(s, body, layer, head), fill
+        return body, fill
 
     def crowded(self, s: Strategy, body: float) -> float:
         """Seconds of the body of a step where ranks share cores: no less than the work of all on the cores that there

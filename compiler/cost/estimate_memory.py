@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from math import prod
-from typing import NamedTuple
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from titan.compiler.cost.cut import Cut
 from titan.compiler.cost.held import Frames, Held, frames_held, held_by_rank
@@ -17,6 +18,11 @@ from titan.compiler.spec.padding import padded
 from titan.compiler.strategy import Strategy
 
 NOTHING = LayerCost(0.0, 0.0, 0, 0)
+# what decides how many bytes of state a rank has, beside its layers and ends
+_STATE = attrgetter(
+    "data", "context", "tensor", "expert", "expert_tensor", "schedule", "zero", "shard", "gather", "reduce", "prefetch",
+    "offload", "late_check",
+)  # fmt: skip
 
 
 class Activations(NamedTuple):
@@ -63,6 +69,7 @@ class MemoryForms(LayerPrices):
         self.global_batch = global_batch
         self.slack = 1 + machine.figures["allocator_slack"]  # of bytes of tensors
         self._known: dict[tuple[str, int, int, int, bool], tuple[_Place, ...]] = {}
+        self._states: dict[tuple[Any, ...], dict[tuple[float, int], tuple[float, float]]] = {}
         self._most: dict[tuple[str, int, int], int] = {}  # matrices of embedding and head
         self._each: dict[tuple[int, str, bool, bool, int], float] = {}  # bytes of one parameter's buffers
 
@@ -97,13 +104,19 @@ class MemoryForms(LayerPrices):
 
     def _peak(self, s: Strategy, ranks: tuple[Activations, ...]) -> int:
         """Bytes of tensors on the fullest of the ranks."""
-        peak, each, experts = 0.0, self._buffers(s, 1.0), self._expert_buffers(s, 1.0)
+        known, peak = self._states.setdefault(_STATE(s), {}), 0.0
         for layers, ends, kept in ranks:
-            held = self._weights(s, layers, ends) * each + layers * experts
-            held += self._whole(s, layers, ends) if s.zero > 1 else 0.0
-            held += max(kept, self._state_nearby(s, layers, ends)) if s.state_on_host else kept
+            state = known.get((layers, ends))
+            if state is None:
+                state = known[layers, ends] = self._held_state(s, layers, ends), self._state_nearby(s, layers, ends)
+            held = state[0] + max(kept, state[1])
             peak = held if held > peak else peak
         return round(peak)
+
+    def _held_state(self, s: Strategy, layers: float, ends: int) -> float:
+        """Bytes of parameters, gradients and optimizer state of a rank, with whole buckets beside its shards."""
+        held = self._weights(s, layers, ends) * self._buffers(s, 1.0) + layers * self._expert_buffers(s, 1.0)
+        return held + self._whole(s, layers, ends) if s.zero > 1 else held
 
     def _places(self, s: Strategy, micro_batches: int) -> tuple[_Place, ...]:
         """All ranks when the stages are known; else of the first two and the last those that may hold most."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache, partial
 from typing import NamedTuple
 
 from titan.compiler.cost.compute import attention_seconds, cast_seconds, fullest, gemm_seconds, moved_seconds
@@ -117,6 +117,8 @@ class LayerPrices:
         self._widths: dict[int, Widths] = {}  # by tensor ranks
         self._linear: dict[tuple[int, int, int, int], tuple[float, float, float]] = {}
         self._linears: dict[tuple[int, int, int, int], _Linear] = {}
+        # a few placements and sizes are asked for again and again
+        self.collective: Callable[[str, Placement, float], float] = cache(partial(collective_seconds, machine))
         self.longer: Callable[[int], Longer] | None = None  # on a measured machine, by sequences of a micro-batch
 
     def layer(self, cut: Cut) -> LayerCost:
@@ -375,9 +377,6 @@ class LayerPrices:
         too, at least its load."""
         load = self.machine.figures["communication_load"] if self.machine.cores else 0.0
         return max(seconds - beside, load * seconds)
-
-    def collective(self, opcode: str, placement: Placement, whole: float) -> float:
-        return collective_seconds(self.machine, opcode, placement, whole)
 
     def _head(self, cut: Cut) -> LayerCost:
         shape, size = self.shape, self.size

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from collections import Counter
 from math import ceil, gcd, log2, prod
+from typing import NamedTuple
 
 from titan.compiler.cost.machine import Machine
-from titan.compiler.plan.frozen import dataclass
 
 Stride = tuple[int, int]  # (distance between neighbours in ranks, number of members)
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(NamedTuple):
     """Where a group lies: its size, the nodes it touches, and the fewest members on one of these nodes."""
 
     size: int

@@ -124,7 +124,9 @@ class Bounds:
         e, best = self.estimator, inf
         large = Bounds(self.spec, Estimator(ideal(e.machine), e.shape, e.global_batch), self.limit)
         paired = any(schedule_row(name).pairs for name in allowed(self.spec, "schedule"))
-        queue = [(large._floor(family.plain, paired), order, -1, FAMILY) for order, family in enumerate(space.families)]
+        cuts = [self._cut(family.plain) for family in space.families]
+        floors = (large._floor(family.plain, cut, paired) for family, cut in zip(space.families, cuts, strict=True))
+        queue = [(floor, order, -1, FAMILY) for order, floor in enumerate(floors)]
         heapify(queue)
         mixed = bool(e.shape.mixtures)
         looked, most = 0, MOST // (4 if mixed else 1)  # which have costs of their own
@@ -134,14 +136,13 @@ class Bounds:
             if way >= 0:
                 best = min(best, self.member(family.member(number, family.experts[way])))
             elif way == FAMILY:
-                one = large._passed(family.plain)
+                one = large._passed(family.plain, cuts[order])
                 for number, batch in enumerate(family.batches):
                     heappush(queue, (max(least, one * batch.size * e.shape.layers), order, number, BATCH))
             elif way == BATCH:
                 looked += 1
-                soonest = self._soonest(
-                    family.plain, self._cut(family.plain)._replace(micro_batch=family.batches[number].size)
-                )
+                cut = cuts[order]._replace(micro_batch=family.batches[number].size)
+                soonest = self._soonest(family.plain, cut)
                 heappush(queue, (soonest, order, number, OPEN if mixed else 0))
             else:
                 looked += len(family.experts)
@@ -150,27 +151,27 @@ class Bounds:
                     heappush(queue, (self._soonest(s, self._whole(s)), order, number, way))
         return min([best, *(row[0] for row in queue[:1])]) * (1 - MARGIN)
 
-    def _all(self, s: Strategy) -> Piece:
+    def _all(self, cut: Cut) -> Piece:
         """A layer with all sequences at once: on an ideal machine no smaller micro-batch takes less for each."""
-        return self._pieces(self._cut(s)._replace(micro_batch=self.estimator.global_batch), s)[0]
+        return self._pieces(cut._replace(micro_batch=self.estimator.global_batch))[0]
 
-    def _floor(self, s: Strategy, paired: bool) -> float:
+    def _floor(self, s: Strategy, cut: Cut, paired: bool) -> float:
         """Seconds of all layers of a mean stage; `paired`: where paired orders are allowed."""
-        layer = self._all(s)
+        layer = self._all(cut)
         time = layer.work if paired and s.pipeline > 1 else layer.whole
         return time * self.estimator.shape.layers / s.data / s.pipeline
 
-    def _passed(self, s: Strategy) -> float:
+    def _passed(self, s: Strategy, cut: Cut) -> float:
         """Seconds in which a sequence comes through a layer of a pipeline and back, whose micro-batches come through
         all of them one after another."""
-        layer = self._all(s)
+        layer = self._all(cut)
         return (layer.work - layer.weight) / self.estimator.global_batch if s.pipeline > 1 else 0.0
 
     def member(self, s: Strategy) -> float:
         """Seconds that no schedule, recompute or sharding gets below on a mesh with a micro-batch and a way to share
         experts. Infinite where nothing fits into memory."""
         cut, micro_batches = self._whole(s), self.estimator.global_batch // (s.data * s.micro_batch)
-        layer, _, _ = self._pieces(cut, s)
+        layer, _, _ = self._pieces(cut)
         tiers = tiers_of(self.estimator.layer(cut), allowed(self.spec, "recompute"))
         link = self.estimator.machine.host.bandwidth if self._on_host("activations") else 0.0
         n, pass_ = self.estimator.shape.layers, layer.work - layer.weight
@@ -204,7 +205,7 @@ class Bounds:
 
     def _bodies(self, s: Strategy, cut: Cut) -> list[Body]:
         """The body of a step by each kind of order that there is. `s` gives the mesh, `cut` the micro-batch."""
-        layer, head, link = self._pieces(cut, s)
+        layer, head, link = self._pieces(cut)
         n, micro_batches = self.estimator.shape.layers, self.estimator.global_batch // (s.data * cut.micro_batch)
         share = micro_batches / s.pipeline
         work, waits = share * (n * layer.work + head.work), share * (n * layer.waits + head.waits)
@@ -249,7 +250,7 @@ class Bounds:
             self.orders[key] = Orders(any(row.fills for row in rows), any(row.pairs for row in rows), others)
         return self.orders[key]
 
-    def _pieces(self, cut: Cut, s: Strategy) -> tuple[Piece, Piece, float]:
+    def _pieces(self, cut: Cut) -> tuple[Piece, Piece, float]:
         """A layer and the head, the better of what may be done with tensors outside of tensor-parallel regions; seconds
         of a transfer between stages."""
         if cut not in self.pieces:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from heapq import heapify, heappop, heappush
@@ -39,6 +39,7 @@ COMPARED = (
 LARGE = 12_000  # block calls above which a plan must be faster by a margin
 KEPT = 2  # fitting candidates of which no other may be faster
 HALVED = 256  # families from which on they are searched in two halves
+UNBOUND = -1  # tier of a micro-batch that is queued without a bound of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +125,12 @@ class _Entry(NamedTuple):
     bound: float
     order: int
     base: int
-    strategy: Strategy
+    strategy: Strategy  # of a family, or of a batch without a bound of its own: what all batches have in common
     tier: int
     family: Family | None = None
     number: int = -1  # of a batch of the family; -1: all
     experts: tuple[int, int] | None = None  # how the strategy shares them, where it does not say so itself
+    floors: Sequence[float] = ()  # seconds that each batch of a family does not get below
 
 
 class _Hunt:
@@ -149,22 +151,28 @@ class _Hunt:
 
     def enter(self, family: Family) -> None:
         """Queue a family by what its largest micro-batch takes per sequence: no smaller one takes less."""
-        last = len(family.batches) - 1
-        s = family.member(last, family.experts[0])
-        batches = family.batches
+        s, batches = family.plain, family.batches
         p, whole = s.pipeline, s.micro_batch * s.micro_batches
-        fill = min(b.size * self.hopes.left(p, whole // b.size) for b in batches) if p > 1 else 0
+        fills = [b.size * self.hopes.left(p, whole // b.size) for b in batches] if p > 1 else [0.0] * len(batches)
+        floors = self.estimator.floors(s, batches[-1].size, fills)
         self.priced += 1
-        heappush(self.queue, _Entry(self.estimator.floor(s, fill), self.priced, 0, s, 0, family))
+        heappush(self.queue, _Entry(min(floors), self.priced, 0, s, 0, family, floors=floors))
 
-    def _open(self, family: Family) -> None:
-        """Queue the micro-batches of a family that can fit."""
+    def _open(self, entry: _Entry, family: Family) -> None:
+        """Queue the micro-batches of a family that can fit, by its floors: few of them need bounds of their own."""
         smallest = self._least(family, 0, -1)
         if smallest.estimate.memory > NEAR * self.limit:
             self.others[-self.priced] = smallest
         for number in range(self._number(family, smallest.estimate.memory)):
-            s = family.member(number, family.experts[0])
-            self._push(s, 0, (family, number) if len(family.experts) > 1 else ())
+            self.priced += 1
+            batch = _Entry(entry.floors[number], self.priced, self.priced, family.plain, UNBOUND, family, number)
+            heappush(self.queue, batch)
+
+    def _bind(self, entry: _Entry, family: Family) -> None:
+        """Queue a micro-batch of a family by its own bound."""
+        s, several = family.member(entry.number, family.experts[0]), len(family.experts) > 1
+        within = (family, entry.number) if several else ()
+        heappush(self.queue, _Entry(self._bound(s, 0, several), entry.order, entry.base, s, 0, *within))
 
     def _number(self, family: Family, least: int) -> int:
         """How many micro-batches of a family can fit, the smallest of which holds `least` bytes."""
@@ -190,9 +198,12 @@ class _Hunt:
 
     def _push(self, s: Strategy, tier: int, within: tuple[Family, int] | tuple[()] = (), base: int = 0) -> None:
         self.priced += 1
-        fill = self.hopes.left(s.pipeline, s.micro_batches)
-        bound = self.estimator.bound(s, self.tiers[tier], bool(within), fill)
+        bound = self._bound(s, tier, bool(within))
         heappush(self.queue, _Entry(bound, self.priced, base or self.priced, s, tier, *within))
+
+    def _bound(self, s: Strategy, tier: int, open_experts: bool) -> float:
+        fill = self.hopes.left(s.pipeline, s.micro_batches)
+        return self.estimator.bound(s, self.tiers[tier], open_experts, fill)
 
     def run(self, kept: int = KEPT, skip: Callable[[_Entry], bool] | None = None) -> None:
         """Look at what is left, best bound first, until `kept` are faster than it can be."""
@@ -203,7 +214,9 @@ class _Hunt:
             if entry.family is None:
                 self._try(entry)
             elif entry.number < 0:
-                self._open(entry.family)
+                self._open(entry, entry.family)
+            elif entry.tier == UNBOUND:
+                self._bind(entry, entry.family)
             else:
                 self._branch(entry, entry.family)
 
@@ -263,8 +276,9 @@ class _Hunt:
 
 def _has(key: str, value: object, entry: _Entry) -> bool:
     """Whether all of a branch has the value of a choice."""
-    open_ = key == "micro_batch" and entry.family is not None and entry.number < 0
-    return not open_ and bool(getattr(entry.strategy, key) == value)
+    if key == "micro_batch" and entry.family is not None:
+        return entry.number >= 0 and entry.family.batches[entry.number].size == value
+    return bool(getattr(entry.strategy, key) == value)
 
 
 def saved(ladders: Ladders, estimator: Estimator, candidate: Candidate, limit: int, enough: float = inf) -> Candidate:

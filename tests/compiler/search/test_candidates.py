@@ -51,10 +51,15 @@ def test_bounds_hold(tmp_path: Path) -> None:
     """No candidate is faster than the bounds that it is looked for by."""
     spec = write(tmp_path, model=MOE, batch=16)
     estimator = estimator_of(spec)
+    hopes = Hopes(spec, estimator, memory_limit(spec))
     for family in enumerate_space(spec).families:
-        last = family.member(len(family.batches) - 1, family.experts[0])
-        floor = estimator.floor(last, 0)
+        plain, sizes = family.plain, [batch.size for batch in family.batches]
+        fills = [size * hopes.left(plain.pipeline, 16 // plain.data // size) for size in sizes]
+        floor, *floors = estimator.floors(plain, sizes[-1], [0.0, *fills])
         for number in range(len(family.batches)):
+            s = family.member(number, family.experts[0])
+            left = hopes.left(s.pipeline, s.micro_batches)
+            assert floors[number] <= estimator.bound(s, open_experts=True, fill=left) * (1 + 1e-9)
             group = estimator.bound(family.member(number, family.experts[0]), open_experts=True)
             for experts in family.experts:
                 bound = estimator.bound(family.member(number, experts))
