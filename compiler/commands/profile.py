@@ -60,6 +60,8 @@ def profile(output: Path, ranks: int | None, device: str, quick: bool, as_json: 
     text = write.cluster_text(found, output.stem, date.today())
     output.write_text(text, encoding="utf-8")
     seconds = time.perf_counter() - started
+    if found.left_out:
+        say(f"for want of time left out, so that larger ones are extrapolated: {'; '.join(found.left_out)}")
     say(f"wrote {output} in {seconds:.0f} s; specs beside it `import {output.stem}`: `cluster = {output.stem}.here`")
     if as_json:
         print_json(
@@ -73,6 +75,7 @@ def profile(output: Path, ranks: int | None, device: str, quick: bool, as_json: 
                 "memory_bandwidth": found.stream,
                 "figures": found.figures,
                 "curves": len(found.curves),
+                "left_out": found.left_out,
             }
         )
     return 0

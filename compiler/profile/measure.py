@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from statistics import median
 from typing import Any, Protocol
@@ -20,6 +21,7 @@ from titan.compiler.profile.fit import (
     samples_of,
     shares_of,
 )
+from titan.compiler.profile.pace import OPERATORS, SECONDS, Pace, Share
 from titan.compiler.profile.probes import plan_of, probes
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
@@ -49,7 +51,7 @@ class Session(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """All numbers of a cluster file: bytes, bytes/s, FLOP/s, seconds."""
+    """All numbers of a cluster file: bytes, bytes/s, FLOP/s, seconds. `left_out`: what there was no time for."""
 
     device: str
     ranks: int
@@ -61,6 +63,7 @@ class Measured:
     peaks: dict[str, float]
     figures: dict[str, float]
     curves: dict[str, Curve]
+    left_out: tuple[str, ...] = ()
 
 
 def groups(ranks: int) -> tuple[int, ...]:
@@ -68,8 +71,11 @@ def groups(ranks: int) -> tuple[int, ...]:
     return tuple(sorted({n for n in (2, 4, 8) if n <= ranks} | ({ranks} if 1 < ranks <= 8 else set())))
 
 
-def measure(session: Session, progress: Callable[[float, str], None], quick: bool = False) -> Measured:
-    """Everything; `progress` is told the share that is done and what comes next."""
+def measure(
+    session: Session, progress: Callable[[float, str], None], quick: bool = False, seconds: float = SECONDS
+) -> Measured:
+    """Everything, within so many `seconds`; `progress` is told the share that is done and what comes next."""
+    begun = time.perf_counter()
     memory = session.memory()
     shared = memory["total"] // session.ranks if session.device == "cpu" else memory["total"]
     chosen, ahead = probes(session.ranks, session.device, shared, quick), session.device != "cpu"
@@ -85,10 +91,17 @@ def measure(session: Session, progress: Callable[[float, str], None], quick: boo
     tell("memory")
     stream = session.stream(STREAM << (4 if ahead else 0), 5)
     watched: list[tuple[Plan, list[Watched]]] = []
+    pace, left_out = Pace(chosen, begun + OPERATORS * seconds), list[str]()
     for probe in chosen:
-        tell(f"operators: {probe.family} {probe.hidden} wide, {probe.sequence} tokens, {probe.precision}")
-        plan = plan_of(probe)
-        watched.append((plan, [Watched(*found) for found in session.watch(plan, 2 if quick else probe.steps)]))
+        times = min(pace.steps(probe), 2) if quick else pace.steps(probe)
+        tell(f"operators: {probe}")
+        started = time.perf_counter()
+        if not times:
+            left_out.append(str(probe))
+        else:
+            plan = plan_of(probe)
+            watched.append((plan, [Watched(*found) for found in session.watch(plan, times)]))
+        pace.done(probe, times, time.perf_counter() - started)
     host = fit_instructions(watched, ahead)
     interpreter = host.figures["instruction_seconds"], host.figures["call_seconds"]
     samples = [
@@ -99,13 +112,14 @@ def measure(session: Session, progress: Callable[[float, str], None], quick: boo
     operators = fit_operators(samples)
     figures, curves = {**operators.figures, **host.figures}, {**operators.curves, **host.curves}
     figures |= _interference(session, quick)
-    communication = _communication(session, tell, quick, figures["communication_load"])
+    share = Share(total - len(chosen) - 1, begun + seconds)
+    communication = _communication(session, tell, quick, figures["communication_load"], share)
     curves, figures = curves | communication.curves, figures | communication.figures
     peaks = {dtype: rate for dtype in PRECISIONS if (rate := peak_rate(samples, dtype))}
     progress(1.0, "done")
     return Measured(
         session.device, session.ranks, session.cores, session.version, shared, memory["base"], stream, peaks,
-        figures | {"communicator_bytes": float(memory["communicator"])}, curves,
+        figures | {"communicator_bytes": float(memory["communicator"])}, curves, tuple(left_out),
     )  # fmt: skip
 
 
@@ -128,7 +142,7 @@ def _interference(session: Session, quick: bool) -> dict[str, float]:
     }
 
 
-def _communication(session: Session, tell: Callable[[str], None], quick: bool, load: float) -> Fitted:
+def _communication(session: Session, tell: Callable[[str], None], quick: bool, load: float, share: Share) -> Fitted:
     """Curves of collectives by members of the group, and of messages; of groups that do not have a core each, what they
     would take with one. Where ranks do the work themselves, the time in which they ask for what is small."""
     sizes, found, asked = QUICK_SIZES if quick else SIZES, Fitted(), list[float]()
@@ -136,19 +150,21 @@ def _communication(session: Session, tell: Callable[[str], None], quick: bool, l
         crowded = max(members * load / session.cores, 1.0) if session.cores else 1.0
         for kind in COLLECTIVES:
             tell(f"{kind} over {members} ranks")
-            points = []
+            points, part = [], share.next()
             for size in sizes:
-                seconds, asking = session.collective(kind, members, size, _times(size, quick))
+                seconds, asking = session.collective(kind, members, size, _times(size, quick, part))
                 points.append((float(size), seconds / crowded))
                 asked += [asking] if size <= SMALL and members <= (session.cores or members) else []
             found.curves[f"{kind}_{members}"] = fit_curve(points)
     tell("messages")
     if session.ranks > 1:
-        points = [(float(size), session.transfer(size, _times(size, quick))) for size in sizes]
+        part = share.next()
+        points = [(float(size), session.transfer(size, _times(size, quick, part))) for size in sizes]
         found.curves["send"] = fit_curve(points)
     found.figures["issue_seconds"] = median(asked) if asked and session.cores else 0.0
     return found
 
 
-def _times(size: int, quick: bool) -> int:
-    return 3 if quick else 4 if size > 1 << 21 else 12
+def _times(size: int, quick: bool, share: float) -> int:
+    """Repetitions, of which there is time for a share."""
+    return max(3 if quick else round((4 if size > 1 << 21 else 12) * share), 3)

@@ -18,6 +18,7 @@ from titan.compiler.strategy import Strategy
 from titan.grammar.parser import parse
 
 MICRO_BATCHES = 2
+LAUNCHED = 1 << 28  # multiplications in the time in which the calls of a layer are made
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,19 @@ class Probe:
         width = 4 * self.hidden + 3 * self.ffn
         layers = self.layers * (self.hidden * width + self.sequence * self.micro_batch * width * 3)
         return 20 * (layers + 2 * self.vocab * self.hidden)
+
+    def __str__(self) -> str:
+        choices = "".join(f", {key} {value}" for key, value in self.choices.items())
+        return (
+            f"{self.family} {self.hidden} wide, {self.micro_batch} x {self.sequence} tokens, {self.precision}{choices}"
+        )
+
+    @property
+    def work(self) -> float:
+        """About as many multiplications as a step's time is worth: those of a forward, and what its calls take."""
+        tokens = MICRO_BATCHES * self.micro_batch * self.sequence
+        layer = self.hidden * (4 * self.hidden + 3 * self.ffn + 2 * self.sequence)
+        return tokens * (self.layers * layer + self.vocab * self.hidden) + LAUNCHED * self.layers
 
     @property
     def steps(self) -> int:

@@ -26,12 +26,13 @@ def cluster_text(found: Measured, module: str, day: date) -> str:
     figures |= {"allocator_slack": 0.03, "allocator_slack_upper": 0.08}
     efficiency = "\n".join(f'{name} = measured({value:.4g}, "{source}")' for name, value in sorted(figures.items()))
     curves = "\n".join(f"{name} = {_curve(curve, source)}" for name, curve in sorted(found.curves.items()))
+    lacking = "".join(f"# Left out, for want of time: {what}.\n" for what in found.left_out)
     text = f"""# This machine ({where}; {backend}; PyTorch {found.version}),
 # {source} with {found.ranks} ranks.
 # In a spec beside this file:  import {module}     cluster = {module}.{NAME} with {{ devices_per_node = {found.ranks} }}
 # `cores` are shared by the ranks; curves give seconds by size (bytes, or FLOP of matrix products). `inter` is not
 # measured: it stands for a network like the one inside.
-
+{lacking}
 {NAME} = cluster {{
 nodes = 1
 devices_per_node = {found.ranks}
