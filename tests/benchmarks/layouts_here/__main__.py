@@ -7,12 +7,18 @@ so that whatever slows the machine meets all alike; each time in processes of it
 programs leave in the memory of a process slows its steps. With `--keep`, times are added to those in a file, so that it
 can be done in parts: `--model llama --rounds 2`, once more, ..., `--rounds 0` to report.
 
+Shared machines change their speed. Before the steps of every layout the same products of matrices are timed in its
+processes (the yardstick), and before and after the profile: figures `at_profiled_speed` divide each time by what
+the yardstick has become since, the others are as measured.
+
 layouts                number of layouts of 2 and 4 ranks whose step was predicted and measured
 median_abs_pct         median of |predicted - measured| / measured over them, in percent; measured: median of all steps
 spearman               rank correlation of both orders
 memory_median_abs_pct  the same of the most bytes of tensors alive on any rank in a step
 chosen_within_5pct     of `cases`, how often what the search chose was the fastest measured that the case admits, or
                        within 5 % of it
+drift_pct              how much longer the yardstick takes than at the profile, median (with `--profile` than in the
+                       first part that is kept)
 """
 
 from __future__ import annotations
@@ -55,10 +61,15 @@ class Row:
     memory: int = 0
     peak: int = 0
     seconds: list[float] = field(default_factory=list)
+    yardsticks: list[float] = field(default_factory=list)  # seconds, beside each of `seconds`
 
     @property
     def measured(self) -> float:
         return statistics.median(self.seconds)
+
+    def steady(self, yardstick: float) -> float:
+        """Seconds as measured, had the machine been as fast as when its yardstick took so many."""
+        return statistics.median(s * yardstick / y for s, y in zip(self.seconds, self.yardsticks, strict=True))
 
     def record(self) -> dict[str, Any]:
         return {
@@ -101,26 +112,29 @@ def identity(plan: Plan) -> str:
     return hashlib.sha256(body.encode()).hexdigest()[:24]
 
 
-def measure(rows: list[Row], rounds: int, keep: Path | None) -> None:
-    """Times and peaks of all rows."""
+def measure(rows: list[Row], rounds: int, keep: Path | None, yardstick: float) -> None:
+    """Times and peaks of all rows; kept with the yardstick of the profile."""
     for _ in range(rounds):
         for row in rows:
             with Pool(row.plan.mesh.world_size) as pool:
+                now = max(pool.call(programs.yardstick))
                 peaks = pool.call(programs.load, row.plan, not row.peak)
                 row.peak = row.peak or max(peaks)
                 found = pool.call(programs.steps, WARM_UP + STEPS)
             row.seconds += [max(ranks) for ranks in zip(*found, strict=True)][WARM_UP:]
+            row.yardsticks += STEPS * [now]
         if keep is not None:
-            store(rows, keep)
+            store(rows, keep, yardstick)
 
 
 def kept(keep: Path | None) -> dict[str, Any]:
     return json.loads(keep.read_text()) if keep is not None and keep.exists() else {}
 
 
-def store(rows: list[Row], keep: Path) -> None:
+def store(rows: list[Row], keep: Path, yardstick: float) -> None:
     """The rows of this part beside those of others, by what is run."""
-    found = kept(keep) | {row.key: {"peak": row.peak, "seconds": row.seconds} for row in rows}
+    records = {row.key: {"peak": row.peak, "seconds": row.seconds, "yardsticks": row.yardsticks} for row in rows}
+    found = kept(keep) | {"yardstick": yardstick} | records
     partial = keep.with_name(f".{keep.name}")
     partial.write_text(json.dumps(found))
     partial.replace(keep)
@@ -134,8 +148,16 @@ def ranks_of(values: list[float]) -> list[float]:
     return found
 
 
-def report(rows: list[Row], chosen: list[tuple[Case, Row]]) -> dict[str, Any]:
+def signed(predicted: list[float], measured: list[float]) -> dict[str, float]:
+    """Errors in percent: the median of them without their signs, and with."""
+    errors = [100 * (p / m - 1) for p, m in zip(predicted, measured, strict=True)]
+    return {"median_abs_pct": statistics.median(map(abs, errors)), "bias_pct": statistics.median(errors)}
+
+
+def report(rows: list[Row], chosen: list[tuple[Case, Row]], yardstick: float) -> dict[str, Any]:
+    """`yardstick`: its seconds when the machine was profiled."""
     scored = [row for row in rows if row.scored]
+    predicted = [row.predicted for row in scored]
     errors = [abs(row.predicted / row.measured - 1) for row in scored]
     memory = [abs(row.memory / row.peak - 1) for row in scored]
     order = statistics.correlation(*(ranks_of([getattr(r, k) for r in scored]) for k in ("predicted", "measured")))
@@ -155,13 +177,14 @@ def report(rows: list[Row], chosen: list[tuple[Case, Row]]) -> dict[str, Any]:
         )
     return {
         "layouts": len(scored),
-        "median_abs_pct": 100 * statistics.median(errors),
+        **signed(predicted, [row.measured for row in scored]),
         "worst_abs_pct": 100 * max(errors),
-        "bias_pct": 100 * statistics.median(row.predicted / row.measured - 1 for row in scored),
         "spearman": order,
         "memory_median_abs_pct": 100 * statistics.median(memory),
         "cases": len(chosen),
         "chosen_within_5pct": sum(v["chosen_s"] <= (1 + NEAR) * v["fastest_s"] for v in verdicts),
+        "drift_pct": 100 * (statistics.median(y for row in scored for y in row.yardsticks) / yardstick - 1),
+        "at_profiled_speed": signed(predicted, [row.steady(yardstick) for row in scored]),
         "rows": [row.record() for row in rows],
         "choices": verdicts,
     }
@@ -170,6 +193,11 @@ def report(rows: list[Row], chosen: list[tuple[Case, Row]]) -> dict[str, Any]:
 def admits(case: Case, row: Row) -> bool:
     mesh = {name: row.plan.mesh.size(name) for name in ("pipeline", "data", "context", "tensor")}
     return all(mesh[key] in values for key, values in case.wanted.items())
+
+
+def yardstick() -> float:
+    with Pool(programs.YARDSTICKS) as pool:
+        return max(pool.call(programs.yardstick))
 
 
 def profiled(folder: Path) -> Path:
@@ -190,20 +218,25 @@ def main() -> None:
     parser.add_argument("--model", choices=tuple(MODELS), help="only this model")
     given = parser.parse_args()
     models = (given.model,) if given.model else ("llama",) if given.quick else tuple(MODELS)
+    earlier = kept(given.keep)
     with tempfile.TemporaryDirectory() as folder:
+        before = yardstick()
         profile = given.profile or profiled(Path(folder))
+        then = earlier.get("yardstick") or (before + yardstick()) / 2
         rows, chosen = gather(profile.absolute(), models)
     for row in rows:
-        earlier = kept(given.keep).get(row.key, {})
-        row.peak, row.seconds = earlier.get("peak", 0), list(earlier.get("seconds", ()))
+        known = earlier.get(row.key, {})
+        row.peak, row.seconds, row.yardsticks = (
+            known.get(k, d) for k, d in (("peak", 0), ("seconds", []), ("yardsticks", []))
+        )
     rounds = given.rounds if given.rounds is not None else 4 if given.quick else 6
     if rounds:
-        measure(rows, rounds, given.keep)
+        measure(rows, rounds, given.keep, then)
     unmeasured = [row.name for row in rows if not row.seconds]
     rows, chosen = [r for r in rows if r.seconds], [(c, r) for c, r in chosen if r.seconds]
     if len(rows) < 2:
         sys.exit("nothing is measured yet: give --rounds")
-    found = {**report(rows, chosen), "unmeasured": unmeasured}
+    found = {**report(rows, chosen, then), "unmeasured": unmeasured}
     for row in found["rows"]:
         print(
             f"{row['layout'][:70]:70} {1e3 * row['measured_s']:8.1f} ms, {1e3 * row['predicted_s']:8.1f} predicted"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 
+import torch
 from titan.compiler.plan.program import Plan
 from titan.runtime.data import SyntheticSource
 from titan.runtime.drive import drive
@@ -13,6 +15,10 @@ from titan.runtime.state import allocate
 from titan.runtime.transport.process_group import ProcessGroupTransport
 
 from tests.runtime.alone import Storages
+
+YARDSTICKS = 2  # ranks that measure the machine's speed
+YARD = 384  # rows and columns of what they multiply
+REPEATED = 200  # times
 
 
 class Program:
@@ -52,3 +58,17 @@ def steps(member: Member, times: int) -> list[float]:
     program: Program = member.kept["program"]
     member.meet()
     return [program.step() for _ in range(times)]
+
+
+def yardstick(member: Member) -> float:
+    """Seconds of a fixed product of matrices, on as many ranks at once as there are of the smallest layouts."""
+    member.meet()
+    if member.rank >= YARDSTICKS:
+        return 0.0
+    one, other = (torch.full((YARD, YARD), 0.5) for _ in range(2))
+    times = []
+    for _ in range(REPEATED):
+        start = time.perf_counter()
+        one @ other
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
