@@ -27,9 +27,9 @@ class Pace:
     def steps(self, probe: Probe) -> int:
         """Steps that are timed of the next probe; 0: there is no time for it."""
         room = self._end - self._clock()
-        for most in range(max(p.steps for p in self._left), 0, -1):
-            if sum(self._seconds(p, min(p.steps, most)) for p in self._left) <= room:
-                return min(probe.steps, most)
+        for fewer in range(max(p.steps for p in self._left)):  # of the largest, which have few, first
+            if sum(self._seconds(p, max(p.steps - fewer, 1)) for p in self._left) <= room:
+                return max(probe.steps - fewer, 1)
         for other in sorted(self._left, key=lambda p: p.work):
             room -= self._seconds(other, 1)
             if other is probe:
