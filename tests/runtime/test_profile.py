@@ -39,8 +39,9 @@ def test_what_is_timed_takes_longer_when_there_is_more_of_it() -> None:
         assert small < large
         assert all(0 < asking < large for ranks in found for _, asking in ranks)
         assert large > (1 << 23) / 50e9  # half the bytes cross; no loopback moves 50 GB/s
-        there = pool.call(communication.time_transfer, 1 << 22, 2)
-        assert all(seconds > 0 for seconds in (*there[0], *there[1]))
+        there = pool.call(communication.time_transfer, 1 << 24, 2)
+        rounds = (*there[0], *there[1])  # differences of two loops: on a busy machine one may be below 0
+        assert max(rounds) > (1 << 24) / 50e9
 
 
 def test_a_quick_profile_writes_a_cluster_that_a_spec_imports(tmp_path: Path) -> None:
