@@ -129,9 +129,8 @@ class Estimator(MemoryForms):
         found = self._layouts.get(key)
         if found is None:
             cut = self.cut(s)
-            head = self.head(cut)
             found = self._layouts[key] = _Layout(
-                self.layer(cut), head, self.head(cut._replace(loss_rows=0)) if cut.loss_rows else head,
+                self.layer(cut), self.head(cut), self.head(self.kept_logits(s)),
                 self._rank_layers(s), schedule_row(s.schedule).copies, self.global_batch // (s.data * s.micro_batch),
                 round(self._communicators(s) * self.machine.figures["communicator_bytes"]),
             )  # fmt: skip
