@@ -21,7 +21,7 @@ from titan.compiler.profile.fit import (
     samples_of,
     shares_of,
 )
-from titan.compiler.profile.pace import OPERATORS, SECONDS, Pace, Share
+from titan.compiler.profile.pace import OPERATORS, SECONDS, WARM_UP, Pace, Share
 from titan.compiler.profile.probes import plan_of, probes
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
@@ -40,10 +40,10 @@ class Session(Protocol):
     cores: int
     version: str
 
-    def watch(self, plan: Plan, steps: int) -> list[tuple[Any, Any]]: ...
+    def watch(self, plan: Plan, warm_up: int, steps: int) -> list[tuple[Any, Any]]: ...
     def collective(self, kind: str, members: int, size: int, times: int) -> tuple[float, float]: ...
     def transfer(self, size: int, times: int) -> float: ...
-    def overlap(self, size: int, times: int) -> tuple[float, float, float]: ...
+    def overlap(self, size: int, times: int) -> list[tuple[float, float, float]]: ...
     def polling(self, seconds: float) -> tuple[float, float]: ...
     def stream(self, size: int, times: int) -> float: ...
     def memory(self) -> dict[str, Any]: ...
@@ -100,7 +100,7 @@ def measure(
             left_out.append(str(probe))
         else:
             plan = plan_of(probe)
-            watched.append((plan, [Watched(*found) for found in session.watch(plan, times)]))
+            watched.append((plan, [Watched(*found) for found in session.watch(plan, WARM_UP, times)]))
         pace.done(probe, times, time.perf_counter() - started)
     host = fit_instructions(watched, ahead)
     interpreter = host.figures["instruction_seconds"], host.figures["call_seconds"]
@@ -127,12 +127,13 @@ def _interference(session: Session, quick: bool) -> dict[str, float]:
     """What a running collective takes of a core, and how much longer compute beside it takes.
 
     Alone a gather takes g seconds and compute c; begun together t. While the gather runs, n ranks and their shares l
-    of a core lie on n cores, so both take 1 + l times as long: t = c + l g.
+    of a core lie on n cores, so both take 1 + l times as long: t = c + l g. Of the three as they follow each other:
+    in the next moment the machine may be faster.
     """
     if session.ranks < 2:
         return {"communication_load": 1.0}
-    gather, compute, both = session.overlap(1 << 22 if not quick else 1 << 20, 4 if quick else 12)
-    load = min(max((both - compute) / gather, 0.05), 1.0)
+    found = session.overlap(1 << 22 if not quick else 1 << 20, 4 if quick else 40)
+    load = min(max(median((both - compute) / gather for gather, compute, both in found), 0.05), 1.0)
     waiting, seconds = session.polling(0.2 if quick else 1.0)
     return {
         "communication_load": load,

@@ -4,6 +4,7 @@ largest are left out."""
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterable
 
 from titan.compiler.profile.probes import Probe
@@ -25,16 +26,21 @@ class Pace:
         self._done: dict[str, tuple[float, float]] = {}  # seconds and work
 
     def steps(self, probe: Probe) -> int:
-        """Steps that are timed of the next probe; 0: there is no time for it."""
-        room = self._end - self._clock()
-        for fewer in range(max(p.steps for p in self._left)):  # of the largest, which have few, first
-            if sum(self._seconds(p, max(p.steps - fewer, 1)) for p in self._left) <= room:
-                return max(probe.steps - fewer, 1)
-        for other in sorted(self._left, key=lambda p: p.work):
-            room -= self._seconds(other, 1)
-            if other is probe:
+        """Steps that are timed of the next probe; 0: there is no time for it. The quickest have their least steps
+        before a slower one has any, and all of theirs before it has more."""
+        room, kept = self._end - self._clock(), list[Probe]()
+        for other in sorted(self._left, key=lambda p: self._seconds(p, p.least)):
+            if self._seconds(other, other.least) > room:
                 break
-        return 1 if room >= 0 else 0
+            room -= self._seconds(other, other.least)
+            kept.append(other)
+        for other in kept:
+            beyond = [self._seconds(other, n) - self._seconds(other, other.least) for n in _steps(other)]
+            number = bisect_right(beyond, room) - 1
+            if other is probe:
+                return other.least + number
+            room -= beyond[number]
+        return 0
 
     def done(self, probe: Probe, steps: int, seconds: float) -> None:
         """It took so many seconds; none where it was left out."""
@@ -46,6 +52,11 @@ class Pace:
     def _seconds(self, probe: Probe, steps: int) -> float:
         known = [self._done[probe.precision]] if probe.precision in self._done else [*self._done.values()]
         return sum(seconds for seconds, _ in known) / max(sum(work for _, work in known), 1.0) * _repeated(probe, steps)
+
+
+def _steps(probe: Probe) -> range:
+    """Numbers of steps that it may have."""
+    return range(probe.least, probe.steps + 1)
 
 
 def _repeated(probe: Probe, steps: int) -> float:

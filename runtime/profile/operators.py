@@ -26,7 +26,6 @@ from torch import Tensor
 
 Shapes = tuple[tuple[int, ...], ...]
 Key = tuple[str, str, Shapes]  # operator, phase, shapes of all that the function is given
-WARM_UP = 1  # steps
 BUSY = 2_000_000  # cycles, about a millisecond: longer than the host takes to ask for an operator's kernels
 PHASES = ("forward", "backward", "backward_input", "backward_weight")
 
@@ -85,10 +84,11 @@ def _shapes(values: Sequence[Any]) -> Shapes:
 
 
 def watch(
-    member: Member, plan: Plan, members: int, generation: int, steps: int
+    member: Member, plan: Plan, members: int, generation: int, warm_up: int, steps: int
 ) -> tuple[dict[Key, list[float]], list[list[float]]]:
-    """Seconds of operators by key, and of every instruction in each of `steps` steps of a plan. A plan for one rank is
-    run by the first `members`, each for itself and all at once; another by its ranks. Each `generation` differs.
+    """Seconds of operators by key, and of every instruction in each of `steps` steps of a plan after its `warm_up`. A
+    plan for one rank is run by the first `members`, each for itself and all at once; another by its ranks. Each
+    `generation` differs.
     """
     if member.rank >= members:
         return {}, []
@@ -108,7 +108,7 @@ def watch(
 
     executable = Executable(plan, rank, transport, state, source, delay=note)
     found = []
-    for step in range(WARM_UP + steps):
+    for step in range(warm_up + steps):
         moments.clear()
         drive(executable, step)
         member.synchronize()
@@ -116,6 +116,6 @@ def watch(
     one_by_one = Executable(plan, rank, transport, state, source, chained=False)
     timer.on = True
     for step in range(steps):
-        drive(one_by_one, WARM_UP + steps + step)
+        drive(one_by_one, warm_up + steps + step)
     timer.on = False
-    return {key: list(seconds) for key, seconds in timer.found.items()}, found[WARM_UP:]
+    return {key: list(seconds) for key, seconds in timer.found.items()}, found[warm_up:]

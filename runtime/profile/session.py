@@ -48,11 +48,12 @@ class Session(AbstractContextManager["Session"]):
     ) -> None:
         self._pool.__exit__(kind, error, trace)
 
-    def watch(self, plan: Plan, steps: int) -> list[tuple[dict[Key, list[float]], list[list[float]]]]:
-        """By rank: seconds of operators and of instructions in the steps of a plan (see `operators.watch`)."""
+    def watch(self, plan: Plan, warm_up: int, steps: int) -> list[tuple[dict[Key, list[float]], list[list[float]]]]:
+        """By rank: seconds of operators and of instructions in the steps of a plan that follow those of its `warm_up`
+        (see `operators.watch`)."""
         self._generation += 1
         members = self.alone if plan.mesh.world_size == 1 else plan.mesh.world_size
-        return self._pool.call(watch, plan, members, self._generation, steps)[:members]
+        return self._pool.call(watch, plan, members, self._generation, warm_up, steps)[:members]
 
     def collective(self, kind: str, members: int, size: int, times: int) -> tuple[float, float]:
         """Seconds of a collective between computations, for the mean member, and those in which it asks for it."""
@@ -65,11 +66,12 @@ class Session(AbstractContextManager["Session"]):
         found = self._pool.call(communication.time_transfer, size, times)[:2]
         return max(float(mean(median(rounds) for rounds in found)), 1e-7)
 
-    def overlap(self, size: int, times: int) -> tuple[float, float, float]:
-        """Median seconds of a gather, of compute, and of both at once, in as many ranks as run without sharing."""
+    def overlap(self, size: int, times: int) -> list[tuple[float, float, float]]:
+        """Seconds of a gather, of compute, and of both at once, time after time in as many ranks as run without
+        sharing."""
         members = max(min(self.alone, self.ranks), 2)
         found = self._pool.call(communication.time_overlap, members, size, times)[:members]
-        return tuple(float(median(row[k] for rows in found for row in rows)) for k in range(3))  # type: ignore[return-value]
+        return [row for rows in found for row in rows]
 
     def polling(self, seconds: float) -> tuple[float, float]:
         """(share of its speed that a computing rank loses to one that waits on its core, seconds that a wait polls)."""

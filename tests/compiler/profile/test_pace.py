@@ -41,17 +41,20 @@ def test_a_slow_machine_is_done_in_time_with_fewer_steps_and_without_the_largest
     assert end <= room * 1.001
     assert any(steps < probe.steps for probe, steps in zip(PROBES, found, strict=True))
     done, left_out = ([p.work for p, n in zip(PROBES, found, strict=True) if (n > 0) == some] for some in (True, False))
-    assert not left_out or max(left_out) > max(done) / 2
+    assert not left_out or min(left_out) >= max(done)
+    assert all(n >= p.least for p, n in zip(PROBES, found, strict=True) if n)
 
 
 def test_what_is_slow_in_one_precision_is_known_after_its_first_probe() -> None:
-    """Where the time is for half of that precision, the rest of it has fewer steps or is left out."""
+    """Where the time is for half of that precision, it has fewer steps or is left out: the other one is all measured,
+    nearly all of it in full."""
     factors = {"fp32": 1.0, "bf16": 20.0}
     plain = whole({"fp32": 1.0, "bf16": 0.0})
     room = plain + (whole(factors) - plain) / 2
     found, end = timed(factors, room)
     plainly, slowly = ([(p, n) for p, n in zip(PROBES, found, strict=True) if p.precision == x] for x in factors)
-    assert all(n == p.steps for p, n in plainly)
+    assert all(plain_steps := [n for _, n in plainly]) and not all(n for _, n in slowly)
+    assert sum(plain_steps) > 0.9 * sum(p.steps for p, _ in plainly)
     assert end <= room * 1.001 and sum(n > 0 for _, n in slowly) >= 3
 
 
