@@ -17,6 +17,7 @@ spearman               rank correlation of both orders
 memory_median_abs_pct  the same of the most bytes of tensors alive on any rank in a step
 chosen_within_5pct     of `cases`, how often what the search chose was the fastest measured that the case admits, or
                        within 5 % of it
+halves                 odd rounds against even ones, as predicted against measured: what the machine's own noise leaves
 drift_pct              how much longer the yardstick takes than at the profile, median (with `--profile` than in the
                        first part that is kept)
 """
@@ -66,6 +67,10 @@ class Row:
     @property
     def measured(self) -> float:
         return statistics.median(self.seconds)
+
+    def half(self, odd: bool) -> float:
+        """Seconds as measured in every other round."""
+        return statistics.median(s for n, s in enumerate(self.seconds) if n // STEPS % 2 == odd)
 
     def steady(self, yardstick: float) -> float:
         """Seconds as measured, had the machine been as fast as when its yardstick took so many."""
@@ -148,6 +153,11 @@ def ranks_of(values: list[float]) -> list[float]:
     return found
 
 
+def agreement(some: list[float], others: list[float]) -> float:
+    """Rank correlation."""
+    return statistics.correlation(ranks_of(some), ranks_of(others))
+
+
 def signed(predicted: list[float], measured: list[float]) -> dict[str, float]:
     """Errors in percent: the median of them without their signs, and with."""
     errors = [100 * (p / m - 1) for p, m in zip(predicted, measured, strict=True)]
@@ -160,7 +170,7 @@ def report(rows: list[Row], chosen: list[tuple[Case, Row]], yardstick: float) ->
     predicted = [row.predicted for row in scored]
     errors = [abs(row.predicted / row.measured - 1) for row in scored]
     memory = [abs(row.memory / row.peak - 1) for row in scored]
-    order = statistics.correlation(*(ranks_of([getattr(r, k) for r in scored]) for k in ("predicted", "measured")))
+    halves = [[row.half(odd) for row in scored] for odd in (True, False)] if several(scored) else []
     verdicts = []
     for case, row in chosen:
         rivals = [r for r in rows if r.plan.mesh.world_size == case.ranks and r.model == case.model and admits(case, r)]
@@ -179,15 +189,21 @@ def report(rows: list[Row], chosen: list[tuple[Case, Row]], yardstick: float) ->
         "layouts": len(scored),
         **signed(predicted, [row.measured for row in scored]),
         "worst_abs_pct": 100 * max(errors),
-        "spearman": order,
+        "spearman": agreement(predicted, [row.measured for row in scored]),
         "memory_median_abs_pct": 100 * statistics.median(memory),
         "cases": len(chosen),
         "chosen_within_5pct": sum(v["chosen_s"] <= (1 + NEAR) * v["fastest_s"] for v in verdicts),
+        "halves": {**signed(*halves), "spearman": agreement(*halves)} if halves else None,
         "drift_pct": 100 * (statistics.median(y for row in scored for y in row.yardsticks) / yardstick - 1),
         "at_profiled_speed": signed(predicted, [row.steady(yardstick) for row in scored]),
         "rows": [row.record() for row in rows],
         "choices": verdicts,
     }
+
+
+def several(rows: list[Row]) -> bool:
+    """Whether all were timed in more than one round."""
+    return all(len(row.seconds) > STEPS for row in rows)
 
 
 def admits(case: Case, row: Row) -> bool:
