@@ -68,8 +68,10 @@ def mfu(
 ) -> int:
     """Model FLOPs utilisation of a measured speed by every rule in use: 6N, exact model FLOPs, and how others count."""
     found = _spec(spec, parameters, model, sequence)
-    if devices is None and found is None:
+    if devices is None and spec is None and each is None:
         raise _usage("without SPEC the number of devices is needed", "--devices 16")
+    if recompute == "full" and found is None:
+        raise _usage("--recompute full needs the layers that are run again", "SPEC", "--model llama.llama3_70b")
     count = devices or (found.cluster.world_size if found and spec else 1)
     tokens = found.train.tokens_per_step if found and spec else None
     speed = _speed(total, each, step_time, count, tokens)
@@ -89,6 +91,8 @@ def _spec(path: str | None, parameters: str | None, model: str | None, sequence:
 
     if sum(given is not None for given in (path, parameters, model)) != 1:
         raise _usage("exactly one of SPEC, --parameters and --model says what was trained", "SPEC", "--parameters 70G")
+    if sequence is not None and model is None:
+        raise _usage("--sequence belongs to --model: SPEC has its own, and --parameters counts without one")
     if path is not None:
         return load_spec(path)
     if model is None:
@@ -116,7 +120,8 @@ def _run(
 
     stated, of = (_quantity("--peak", peak, "flop/s"), "--peak") if peak is not None else (None, "")
     if spec is None:
-        size = _quantity("--parameters", parameters or "", "")
+        billions = re.sub(r"(?<=\d) ?[bB]$", "G", parameters or "")  # `70B`, as names of models say it, are no bytes
+        size = _quantity("--parameters", billions, "")
         return Run(devices, speed, stated, of, (Convention("simple", "MFU", 6.0 * size, SIMPLE_RULE),))
     if stated is None and whole:
         stated = spec.cluster.device.peak.get(spec.train.precision)
@@ -133,8 +138,10 @@ def _quantity(option: str, text: str, dimension: str) -> float:
         value, found = read_quantity(text)
     except QuantityProblem as problem:
         raise _usage(f"{option}: {problem.message}", *problem.nearest) from None
-    if found not in ("", dimension) or value <= 0:
-        raise _usage(f"{option} {text} is not possible: it must be > 0" + (f", in {dimension}" if dimension else ""))
+    if found not in ("", dimension):
+        raise _usage(f"{option} {text} is in {found}, not {f'in {dimension}' if dimension else 'a plain number'}")
+    if value <= 0:
+        raise _usage(f"{option} {text} is not possible: it must be > 0")
     return float(value)
 
 
@@ -187,10 +194,9 @@ def _object(run: Run) -> dict[str, Any]:
 
 
 def _print(run: Run) -> None:
-    from titan.compiler.cost.mfu import UNKNOWN_PEAK
-
     print(f"{run.speed:,.1f} tokens/s on each of {run.devices:,} devices")
-    print(f"peak  {si(run.peak, 'FLOP/s')} ({run.peak_of})" if run.peak else f"peak  {UNKNOWN_PEAK}")
+    stated = f"{si(run.peak, 'FLOP/s')} ({run.peak_of})" if run.peak else "unknown: give --peak, or run titan profile"
+    print(f"peak  {stated}")
     for rule in run.rules:
         achieved = rule.per_token * run.speed
         shown = f"{rule.kind} {achieved / run.peak:.2%}" if run.peak else f"{rule.kind} unknown"

@@ -49,6 +49,30 @@ def test_mfu_takes_one_positive_measure(arguments: list[str], capsys: pytest.Cap
     assert titan(capsys, "mfu", QUICKSTART, *arguments)[0] == 2
 
 
+SIXTEEN = ("--devices", "16", "--peak", "1000 TFLOP/s", "--tokens-per-second", "24000")
+
+
+@pytest.mark.parametrize("size", ["70e9", "70G", "70B", "70 b"])
+def test_mfu_takes_a_size_as_it_is_written(size: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """`70B` is how models say it; nobody means 70 bytes."""
+    code, out, _ = titan(capsys, "mfu", "--parameters", size, *SIXTEEN, "--json")
+    assert code == 0 and json.loads(out)["mfu_simple"] == pytest.approx(0.63)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--model", "llama.llama3_70b", "--sequence", "8192", *SIXTEEN[2:]], "number of devices is needed"),
+        (["--parameters", "70G", *SIXTEEN, "--recompute", "full"], "needs the layers"),
+        (["--parameters", "70G", *SIXTEEN, "--sequence", "8192"], "--sequence belongs to --model"),
+        (["--parameters", "7MB", *SIXTEEN], "is in bytes, not a plain number"),
+    ],
+)
+def test_mfu_leaves_no_option_out_silently(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, error = titan(capsys, "mfu", *arguments)
+    assert code == 2 and said in error
+
+
 def test_passes_are_those_of_the_registry(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = titan(capsys, "passes", "--json")
     names = [row["name"] for row in json.loads(out)]
