@@ -47,10 +47,17 @@ CLUSTERS = {
     "GB200-186GB": "gb200_nvl72",
     "GB300-288GB": "gb300_nvl72",
 }
-SCHEDULE_NAMES = {"ZB-1p": "zero_bubble_h1", "ZB-2p": "zero_bubble_h2", "ZB-V": "zero_bubble_v", "GPipe": "gpipe"}
+SCHEDULE_NAMES = {
+    "ZB-1p": "zero_bubble_h1", "ZB-2p": "zero_bubble_h2", "ZB-V": "zero_bubble_v", "GPipe": "gpipe",
+    "DualPipe": "dualpipe", "DualPipeV": "dualpipe_v",
+}  # fmt: skip
+WIDTHS = {"qwen3": 128, "gpt-oss": 64}  # of the heads of models by name, where they do not share the hidden width
 RACK_SHARE = 64  # devices that a job of more than a rack of 72 gets of each, so that groups of 2^n stay inside
+ADAPTER = 100e9 / 8  # bytes per second of the usual one of a node whose speed alone is told
 VOCABULARY = 50257  # of GPT-2, where a source does not say
-LATENT = re.compile(r"deepseek-?v[23]|kimi")  # names of models whose attention is latent
+LATENT = re.compile(r"deepseek-?(v[23]|r1)|kimi|moonlight")  # names of models with experts whose attention is latent
+SPEED = re.compile(r"(\d+(?:\.\d+)?) ?([GT])(?:(B)(?:it|E)?(?:/?p?s)?)?(?![a-z])", re.IGNORECASE)  # of links
+MANY = re.compile(r"(\d+) ?[x×] ?(?:[a-z]+ ?)?" + SPEED.pattern, re.IGNORECASE)
 
 
 class Refused(Exception):
@@ -77,11 +84,16 @@ def cluster(row: Row) -> Cluster:
     if name is None:
         raise Refused(f"no cluster for {row.text('gpu')}")
     found, devices = library_cluster(name), row.number("num_gpus")
-    inside = min(found.devices_per_node, devices)
+    if row.eight_bit and "fp8" not in found.device.peak:
+        raise Refused(f"8-bit arithmetic, which {row.text('gpu')} has not")
+    whole = found.devices_per_node
+    if whole <= 8:  # of a rack the source counts its nodes, all of which share the links inside
+        whole = min(whole, row.number("gpus_per_node", whole))
+    inside = min(whole, devices)
     if devices % inside:
         inside = gcd(devices, inside) if inside <= 8 else (RACK_SHARE if devices % RACK_SHARE == 0 else inside)
     nodes = -(-devices // inside)
-    network, efficiency = _network(row.text("inter_node")), dict(found.efficiency)
+    network, efficiency = network_of(row), dict(found.efficiency)
     inter = found.inter
     if network is not None:
         bandwidth, adapters = network
@@ -92,18 +104,28 @@ def cluster(row: Row) -> Cluster:
     )
 
 
-def _network(text: str) -> tuple[float, float] | None:
+def network_of(row: Row) -> tuple[float, float] | None:
     """(bytes per second of an adapter, adapters per device) of "8x200 Gb/s per node", "4x100 Gb/s per node",
-    "400 Gb/s per GPU"; "400 Gb/s per node" is four adapters of 100 Gb/s."""
-    many = re.search(r"(\d+)\s*x\s*(\d+) ?Gb/?p?s", text)
+    "400 Gb/s per GPU"; "400 Gb/s per node" is four adapters of 100 Gb/s, and faster ones than these where each device
+    has its own. Of a speed alone nobody knows what it joins."""
+    text, beside = row.text("inter_node"), row.number("gpus_per_node", 8)
+    many, one = MANY.search(text), SPEED.search(text)
     if many:
-        return int(many[2]) * 1e9 / 8, int(many[1]) / 8
-    one = re.search(r"(\d+) ?Gb/?p?s", text)
+        return _bytes(*many.groups()[1:]), int(many[1]) / beside
     if one is None:
         return None
-    if "per GPU" in text:
-        return int(one[1]) * 1e9 / 8, 1.0
-    return 100e9 / 8, int(one[1]) / 100 / 8
+    speed = _bytes(*one.groups())
+    if re.search(r"(per |/ ?)(GPU|device)", text, re.IGNORECASE):
+        return speed, 1.0
+    if not re.search(r"(per |/ ?)node", text, re.IGNORECASE):
+        return None
+    each = speed / beside
+    return (ADAPTER, each / ADAPTER) if each < ADAPTER else (each, 1.0)
+
+
+def _bytes(number: str, prefix: str, unit: str | None) -> float:
+    """Bytes per second: a large B is bytes, all else bits."""
+    return float(number) * (1e12 if prefix in "Tt" else 1e9) / (1 if unit == "B" else 8)
 
 
 def model(row: Row) -> Model:
@@ -126,16 +148,22 @@ def model(row: Row) -> Model:
 
 
 def _attention(row: Row, hidden: int, heads: int, gated: bool) -> Attention | Mla:
-    name = row.text("model_name")
-    if LATENT.match(name):
-        query_rank = None if "lite" in name else 1536
+    name = row.model
+    if is_latent(row):
+        query_rank = None if "lite" in name or "moonlight" in name else 1536
         return Mla(heads=heads, query_rank=query_rank, kv_rank=512, head_dim=128, rope_dim=64, value_dim=128)
-    width = {"qwen3": 128, "gpt-o": 64}.get(name[:5], hidden // heads)
-    biased = not gated or name.startswith("gpt-oss")
+    width = next((told for said, told in WIDTHS.items() if said in name), hidden // heads)
+    if width == hidden // heads and hidden % heads:
+        raise Refused("heads do not divide the hidden width, and theirs is not told")
+    biased = not gated or "gpt-oss" in name
     return Attention(
         heads=heads, kv_heads=row.number("kv_heads", heads), head_dim=width, bias=biased, out_bias=biased,
-        qk_norm=name.startswith("qwen3"),
+        qk_norm="qwen3" in name,
     )  # fmt: skip
+
+
+def is_latent(row: Row) -> bool:
+    return row.number("num_experts") > 0 and LATENT.search(row.model) is not None
 
 
 def _layers(row: Row, hidden: int, gated: bool) -> tuple[LayerGroup, ...]:
@@ -159,10 +187,12 @@ def strategy(row: Row) -> Strategy:
     if rest:
         raise Refused("degrees do not divide the number of devices")
     chunks = max(row.number("vpp", 1), 1)
-    schedule = SCHEDULE_NAMES.get(row.text("schedule"), "interleaved" if chunks > 1 else "one_f_one_b")
+    schedule = _schedule(row, chunks)
     chunks = SCHEDULES[schedule].chunks if schedule != "interleaved" else chunks
     micro_batch = row.number("micro_batch")
-    number = max(round(row.number("global_batch_seqs") / (data * micro_batch)), 1)
+    if row.number("global_batch_seqs") < data * micro_batch:
+        raise Refused("fewer sequences than one micro-batch of every data rank")
+    number = round(row.number("global_batch_seqs") / (data * micro_batch))
     zero = row.number("zero_stage")
     parallel = row.text("sequence_parallel") == "true" and tensor > 1
     expert, width = _experts(row, tensor, parallel)
@@ -187,11 +217,20 @@ def strategy(row: Row) -> Strategy:
     )
 
 
+def _schedule(row: Row, chunks: int) -> str:
+    """Raises Refused for an order that there is no plan of."""
+    told = row.text("schedule")
+    if told in ("", "1F1B", "interleaved-1F1B"):
+        return "interleaved" if chunks > 1 else "one_f_one_b"
+    if told not in SCHEDULE_NAMES and row.number("pp") > 1:
+        raise Refused(f"schedule {told}")
+    return SCHEDULE_NAMES.get(told, "one_f_one_b")
+
+
 def _context_form(row: Row, context: int) -> str:
     """Megatron passes keys and values on from rank to rank in zigzag order; torch's own context parallelism balances
     its ranks alike. No ring of ours passes latent keys on."""
-    gathers = context == 1 or LATENT.match(row.text("model_name"))
-    return "gathered" if gathers else "ring"
+    return "gathered" if context == 1 or is_latent(row) else "ring"
 
 
 def _experts(row: Row, tensor: int, sequence_parallel: bool) -> tuple[int, int]:

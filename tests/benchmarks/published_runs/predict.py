@@ -38,6 +38,7 @@ class Predicted:
 
     def held(self, kind: str) -> float:
         """What a source of this kind reports: tensors, what the allocator has reserved for them, or all of it."""
+        kind = kind.lower()
         if "allocated" in kind or "as reported" in kind:
             return self.tensors
         cached = self.tensors * RESERVED

@@ -83,7 +83,7 @@ def times(compared: Sequence[Compared], only_headline: bool = True) -> dict[str,
     chosen = [c for c in compared if c.time_error is not None and (headline(c.row) or not only_headline)]
     worst = sorted(chosen, key=lambda c: -abs(c.time_error or 0.0))[:10]
     listed = [
-        {"row": c.row.key, "measured_s": c.row.step_time, "predicted_s": round(c.predicted.seconds, 4),
+        {"row": c.row.key, "measured_s": round(c.row.step_time or 0.0, 4), "predicted_s": round(c.predicted.seconds, 4),
          "error_pct": round(100 * (c.time_error or 0.0), 1)}
         for c in worst
     ]  # fmt: skip
@@ -104,6 +104,14 @@ def groups(compared: Sequence[Compared]) -> dict[str, dict[str, Any]]:
 def memories(compared: Sequence[Compared], only_headline: bool = True) -> dict[str, Any]:
     chosen = [c for c in compared if c.memory_error is not None and (c.row.priority == "1" or not only_headline)]
     return errors((c.row.source, c.memory_error or 0.0) for c in chosen)
+
+
+def not_measured(compared: Sequence[Compared]) -> dict[str, int]:
+    """Runs that are planned and priced and of which the table has nothing to compare that with."""
+    return {
+        "step_time": sum(c.time_error is None for c in compared),
+        "memory": sum(c.memory_error is None for c in compared),
+    }
 
 
 def fits(successful: Sequence[Compared], failed: Sequence[Compared]) -> dict[str, Any]:
@@ -156,5 +164,6 @@ def table(report: dict[str, Any]) -> str:
     for worst in report["step_time"]["worst"]:
         lines.append(f"worst: {worst['row']}: {worst['measured_s']} s, {worst['error_pct']:+}%")
     lines += [f"fits: {name} = {value}" for name, value in report["fits"].items()]
+    lines += [f"not measured: {name} of {count} runs" for name, count in report["not_measured"].items()]
     lines += [f"left out: {count} x {reason}" for reason, count in report["skipped"].items()]
     return "\n".join(lines)

@@ -181,14 +181,14 @@ def software(row: Row) -> Software:
         loss=_loss(row, kind),
         gathered_loss=is_scaling(row),
         sent_once=row.number("top_k") if _dispatches_once(row) else 0,
-        most_nodes=4 if row.text("model_name") == "deepseek-v3" else 0,  # its report, section 2.1.2
+        most_nodes=4 if row.model == "deepseek-v3" else 0,  # its report, section 2.1.2
         unstated_network=_unstated(row),
     )
 
 
 def is_deepspeed(row: Row) -> bool:
     """Whether DeepSpeed ran it: it is named, or its ZeRO is."""
-    return row.text("sharding").startswith("ZeRO") or row.text("model_name").startswith("MT-NLG")
+    return row.text("sharding").startswith("ZeRO") or row.model.startswith("mt-nlg")
 
 
 def is_scaling(row: Row) -> bool:
@@ -253,7 +253,7 @@ def _hidden(row: Row, kind: str) -> str:
 
 
 def _again(row: Row, kind: str) -> Again:
-    recompute, detail = row.text("recompute"), row.text("recompute_detail")
+    recompute, detail = row.text("recompute"), row.text("recompute_detail").lower()
     if recompute == "full":
         return Again(1.0, 1.0, 1.0, 1.0, 1.0)
     if recompute != "selective":
@@ -283,4 +283,4 @@ def _narrow(row: Row, kind: str) -> bool:
 
 def _unstated(row: Row) -> bool:
     text = row.text("inter_node")
-    return row.number("num_gpus") > 8 and not re.search(r"\d+ ?Gb", text) and "HDR" not in text and "DGX" not in text
+    return row.number("num_gpus") > 8 and not re.search(r"\d ?[GT](b|\b)|[HN]DR|DGX", text, re.IGNORECASE)
