@@ -7,7 +7,7 @@ parallelism. Layers are split as for any plan. The search is the optimum where n
 problems      random problems that have a plan (500; --quick: 25); `plans`: simulated for them
 optimal_pct   of them, those whose searched plan is the fastest; `within_1pct`: the same to 1%
 refused       problems without a plan that fits, which the search refuses too; `wrongly_refused`: those it should not
-worst         the largest excess of a searched plan, in percent, with the problem
+worst         the largest excess of a searched plan, in percent, with the problem; null where none has a searched plan
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def benchmark(number: int, seed: int) -> dict[str, Any]:
         elif outcome is not None and outcome.best is not None:
             outcomes.append((numbers, outcome))
     solved = [(numbers, o) for numbers, o in outcomes if o.found is not None]
-    worst = max(solved, key=lambda row: row[1].excess)
+    worst = max(solved, key=lambda row: row[1].excess, default=None)
     return {
         "problems": len(outcomes),
         "plans": sum(o.plans for _, o in outcomes),
@@ -166,15 +166,25 @@ def benchmark(number: int, seed: int) -> dict[str, Any]:
         "within_1pct": 100 * sum(o.excess <= NEAR - 1 for _, o in solved) / len(outcomes),
         "refused": refused,
         "wrongly_refused": len(outcomes) - len(solved),
-        "worst": {"excess_pct": 100 * worst[1].excess, "problem": worst[0]},
+        "worst": None if worst is None else {"excess_pct": 100 * worst[1].excess, "problem": worst[0]},
     }
 
 
+def at_least_one(text: str) -> int:
+    """Raises ArgumentTypeError."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is no number of problems: at least 1")
+    return int(text)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.benchmarks.search", description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--problems", type=int)
+    parser.add_argument("--problems", type=at_least_one)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     found = benchmark(given.problems or (QUICK if given.quick else PROBLEMS), given.seed)

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -34,7 +34,7 @@ from titan.compiler.strategy import Strategy
 from titan.grammar.diagnostics import TitanError
 
 from tests.benchmarks.published_runs.layout import Refused, planned
-from tests.benchmarks.published_runs.rows import FIXTURES, Row, read, skipped
+from tests.benchmarks.published_runs.rows import FIXTURES, Row, skipped, table_of
 
 QUICK = 40  # runs of the sample
 CALLS = 12_000  # block calls of the largest published plan that is simulated whole
@@ -125,15 +125,26 @@ def sample(rows: list[Row], number: int) -> list[Row]:
     return usable[::step][:number]
 
 
+def part_of(text: str) -> tuple[int, int]:
+    """(part, parts) of `1/4`. Raises ArgumentTypeError."""
+    found = re.fullmatch(r"(\d+)/(\d+)", text)
+    if found is None or not 1 <= int(found[1]) <= int(found[2]):
+        raise argparse.ArgumentTypeError(f"{text} is no part of a table: 1/4 is the first of four")
+    return int(found[1]), int(found[2])
+
+
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.searched", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.benchmarks.searched", description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--quick", action="store_true", help="a sample of the runs")
-    parser.add_argument("--runs", type=Path, default=FIXTURES / "published_runs.csv")
-    parser.add_argument("--part", default="1/1", help="the first of so many parts of the table")
+    parser.add_argument("--runs", type=table_of, default=str(FIXTURES / "published_runs.csv"), metavar="FILE")
+    parser.add_argument("--part", type=part_of, default="1/1", help="which of how many parts of the table, as 1/4")
     given = parser.parse_args(arguments)
-    part, parts = map(int, given.part.split("/"))
-    started, rows, why = time.perf_counter(), read(given.runs), Counter[str]()
+    part, parts = given.part
+    started, rows, why = time.perf_counter(), given.runs, Counter[str]()
     chosen = (sample(rows, QUICK) if given.quick else rows)[part - 1 :: parts]
     found = []
     for one in compared(chosen, why):

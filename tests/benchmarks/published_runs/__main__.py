@@ -11,20 +11,18 @@ rows that it uses).
 from __future__ import annotations
 
 import argparse
-import csv
 import gc
 import json
 from collections import Counter
 from collections.abc import Sequence
 from multiprocessing import get_context
-from pathlib import Path
 
 import numpy as np
 
 from tests.benchmarks.published_runs.layout import Refused
 from tests.benchmarks.published_runs.parameters import current
 from tests.benchmarks.published_runs.predict import predict
-from tests.benchmarks.published_runs.rows import FIXTURES, Row, read, skipped
+from tests.benchmarks.published_runs.rows import FIXTURES, Row, skipped, table_of
 from tests.benchmarks.published_runs.score import Compared, errors, fits, groups, memories, not_measured, table, times
 
 QUICK = 6  # every so many rows
@@ -54,14 +52,6 @@ def compare_all(runs: Sequence[Row], ooms: Sequence[Row]) -> list[tuple[bool, Co
     return [*((ran_out, one) for (_, ran_out), one in zip(first, found)), *((False, reason) for reason in again)]
 
 
-def table_of(path: str) -> list[Row]:
-    """For the command line. Raises ArgumentTypeError."""
-    try:
-        return read(Path(path))
-    except (OSError, ValueError, csv.Error) as error:
-        raise argparse.ArgumentTypeError(f"{path}: {error}") from None
-
-
 def leave_one_out(runs: Sequence[Row]) -> dict[str, object] | None:
     """Errors of each source with the figures fitted anew without it; None where SciPy is missing."""
     try:
@@ -74,7 +64,10 @@ def leave_one_out(runs: Sequence[Row]) -> dict[str, object] | None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.published_runs", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.benchmarks.published_runs", description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
     parser.add_argument("--runs", type=table_of, default=str(FIXTURES / "published_runs.csv"), metavar="FILE")
     parser.add_argument("--oom", type=table_of, default=str(FIXTURES / "published_runs_oom.csv"), metavar="FILE")
     parser.add_argument("--quick", action="store_true", help="every sixth row")

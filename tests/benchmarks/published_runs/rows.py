@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+from argparse import ArgumentTypeError
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import isfinite
@@ -109,6 +110,14 @@ def read(path: Path) -> list[Row]:
     """Rows of a table, cells as the table spells them. Raises ValueError where it is not text in UTF-8."""
     with path.open(newline="", encoding="utf-8-sig") as file:
         return [Row(plain(cells)) for cells in csv.DictReader(file)]
+
+
+def table_of(path: str) -> list[Row]:
+    """The rows of a file that a command line names. Raises ArgumentTypeError."""
+    try:
+        return read(Path(path))
+    except (OSError, ValueError, csv.Error) as error:
+        raise ArgumentTypeError(f"{path}: {error}") from None
 
 
 def _missing(row: Row) -> str:

@@ -11,6 +11,7 @@ from titan.compiler.lower import lower
 from titan.compiler.strategy import Strategy
 from titan.grammar.diagnostics import TitanError
 
+from tests.benchmarks import search as benchmark
 from tests.benchmarks.search import Outcome, problem, read, solve
 from tests.compiler.search.specs import write
 
@@ -29,6 +30,13 @@ def test_finds_the_optimum() -> None:
             outcomes.append(found)
     assert all(o.found is not None and o.excess <= 0.01 for o in outcomes)
     assert sum(o.excess <= 1e-9 for o in outcomes) >= NUMBER - 1
+
+
+def test_a_search_that_refuses_everything_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Problems with a plan that fits, of which the search finds none: counted, though there is no worst one."""
+    monkeypatch.setattr(benchmark, "solve", lambda spec: Outcome(plans=3, best=1, found=None))
+    found = benchmark.benchmark(2, 0)
+    assert found["wrongly_refused"] == found["problems"] == 2 and found["optimal_pct"] == 0 and found["worst"] is None
 
 
 def test_a_split_that_memory_forces_is_found() -> None:

@@ -32,3 +32,15 @@ def test_what_is_not_compared_is_counted_by_reason() -> None:
     assert not worse.good and report["compared"] == 1 and report["at_least_as_fast"] == 0
     assert report["worse"][0]["row"] == "some" and report["rows"] == 3
     assert report["median_gain_pct"] == pytest.approx(100 * (1 / 1.1 - 1))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [(["--part", "5/4"], "5/4 is no part"), (["--part", "0/4"], "0/4 is no part"), (["--runs", "absent"], "absent")],
+)
+def test_options_that_name_nothing_are_refused(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        searched.main(arguments)
+    assert said in capsys.readouterr().err
