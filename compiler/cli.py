@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 from titan.grammar.diagnostics import Diagnostic, TitanError
@@ -60,6 +60,15 @@ class Table(click.Group):
         if args and not args[0].startswith("-") and args[0] not in COMMANDS:
             raise TitanError(_unknown_command(args[0]))
         return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Pipes to processes of ours may break too: a failure, which click would take for a reader that has left."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            if _reader_is_gone():
+                raise
+            raise RuntimeError("a process that this one had started is gone") from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -150,6 +159,16 @@ def _report(error: TitanError, as_json: bool) -> None:
         from titan.compiler.commands.output import diagnostics_json
 
         print(json.dumps({"ok": False, "diagnostics": diagnostics_json(error.diagnostics)}))
+
+
+def _reader_is_gone() -> bool:
+    """Whether nobody reads what is printed any more."""
+    from select import poll
+
+    watched = poll()
+    for stream in (1, 2):
+        watched.register(stream, 0)  # errors alone
+    return bool(watched.poll(0))
 
 
 def _report_internal(error: Exception, arguments: list[str]) -> None:

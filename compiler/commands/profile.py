@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from importlib import import_module
@@ -58,7 +59,7 @@ def profile(output: Path, ranks: int | None, device: str, quick: bool, as_json: 
     from datetime import date
 
     text = write.cluster_text(found, output.stem, date.today())
-    output.write_text(text, encoding="utf-8")
+    _write(output, text)
     seconds = time.perf_counter() - started
     if found.left_out:
         say(f"for want of time left out, so that larger ones are extrapolated: {'; '.join(found.left_out)}")
@@ -110,3 +111,13 @@ def _check(output: Path) -> None:
         raise TitanError(Diagnostic("T603", message, nearest=("cluster.titan",)))
     if output.is_dir() or not output.absolute().parent.is_dir():
         raise TitanError(Diagnostic("T603", f"{output} cannot be written: there is no folder {output.parent}"))
+    if not os.access(output if output.exists() else output.absolute().parent, os.W_OK):
+        raise TitanError(Diagnostic("T603", f"{output} cannot be written: no right to write there"))
+
+
+def _write(output: Path, text: str) -> None:
+    """Some folders, such as those of the kernel, refuse only now. Errors: T603."""
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise TitanError(Diagnostic("T603", f"{output} cannot be written: {error.strerror}")) from None

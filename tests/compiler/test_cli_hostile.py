@@ -123,6 +123,14 @@ def test_output_places_that_cannot_be_written(tmp_path: Path, capsys: pytest.Cap
         assert "error T603" in refused(capsys, "plan", str(ROOT / "examples" / "tiny_dp.titan"), "-o", str(place))
 
 
+def test_a_profile_that_cannot_be_written_is_refused_before_anything_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    assert "no right to write there" in refused(capsys, "profile", "-o", str(tmp_path / "here.titan"))
+    assert not list(tmp_path.iterdir())
+
+
 def test_nothing_is_left_of_an_output_when_the_spec_is_wrong(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -130,3 +138,16 @@ def test_nothing_is_left_of_an_output_when_the_spec_is_wrong(
     spec.write_bytes(CONTENTS["heads"])
     refused(capsys, "plan", str(spec), "-o", str(tmp_path / "my.plan"))
     assert os.listdir(tmp_path) == ["wrong.titan"]
+
+
+def test_a_pipe_of_our_own_that_breaks_is_a_failure(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that ended while it was told something: with output still read, that is no success."""
+
+    def broken(**_: object) -> int:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr("titan.compiler.commands.passes.passes.callback", broken)
+    assert run(["passes"]) == 1
+    assert "T600" in capfd.readouterr().err
