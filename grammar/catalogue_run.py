@@ -160,6 +160,14 @@ ROWS: tuple[Code, ...] = (
         "Use --resume to go on, or another folder.",
     ),
     Code(
+        "T619",
+        "no such devices here",
+        "With --device cuda each rank on a machine has a GPU of its own, and they talk through NCCL.",
+        "No driver, fewer GPUs than ranks, hidden ones (CUDA_VISIBLE_DEVICES), or a PyTorch for CPUs.",
+        "titan run my.titan --device cuda",
+        "Use --device cpu, or as many ranks as there are GPUs; `titan doctor` shows what PyTorch sees.",
+    ),
+    Code(
         "T620",
         "no checkpoint found",
         "--resume names a run's folder, its `checkpoints`, or one save in it.",

@@ -19,9 +19,9 @@ import torch
 from titan.compiler.plan.program import Plan
 from titan.grammar.diagnostics import TitanError
 from titan.runtime.control import StoreControl
+from titan.runtime.devices import choose_device, own_device
 from titan.runtime.failure import Failure, describe_failure
 from titan.runtime.launch import Options, Outcome, Watch
-from titan.runtime.local import own_device
 from titan.runtime.run import Job, RankRun, where
 from titan.runtime.world import LOOPBACK, Membership, World
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
@@ -34,7 +34,7 @@ def run_joined(plan: Plan, options: Options, job: Job, place: Membership, watch:
     """Runs this process' rank. Only the rank that failed first prints its error."""
     store = PrefixStore(f"titan/{place.generation}", meet(place))
     control = StoreControl(store)
-    device = own_device(_device_kind(options.device, place), place.local_rank)
+    device = own_device(choose_device(options.device, place.local_size), place.local_rank)
     if device.type == "cpu" and place.local_size > 1:
         torch.set_num_threads(1)
     world = World(place.rank, place.size, place.local_size, store, control, device, _interface(place), place.generation)
@@ -80,12 +80,6 @@ def meet(place: Membership) -> Store:
         wait_for_workers=False,
         master_listen_fd=descriptor,
     )
-
-
-def _device_kind(wish: str, place: Membership) -> str:
-    if wish != "auto":
-        return wish
-    return "cuda" if torch.cuda.device_count() >= place.local_size and torch.cuda.is_available() else "cpu"
 
 
 def _interface(place: Membership) -> str | None:

@@ -56,8 +56,10 @@ class Outcome:
 
 
 def train(plan: Plan, options: Options) -> Outcome:
-    """Runs a plan. Errors (exit code 2) before anything is started: T5xx data, T607 to T609, T617, T618, T620 to T622;
+    """Runs a plan. Errors (exit code 2) before anything is started: T5xx data, T607 to T609, T617 to T622;
     afterwards (exit code 1) T616 with the failure of the rank that failed first."""
+    from titan.runtime.devices import choose_device
+
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # threads would not survive the fork
     cuda = options.device == "cuda" or (options.device == "auto" and Path("/dev/nvidiactl").exists())
     against = set_queues(plan, os.environ) if cuda else ""  # before CUDA starts
@@ -68,6 +70,7 @@ def train(plan: Plan, options: Options) -> Outcome:
     elif place.size != size:
         message = f"{place.maker} has made a world of {place.size} ranks, the plan is for {size}"
         raise TitanError(Diagnostic("T609", message, nearest=(f"start {size} ranks",)))
+    choose_device(options.device, place.local_size if place else size)
     watches = place is None or place.rank == 0
     folder = run_folder(options) if watches else Path()  # the others are told in their world's store
     options = replace(options, root=data_root(options))

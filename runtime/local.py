@@ -28,6 +28,7 @@ from titan.compiler.plan.program import Plan
 from titan.compiler.plan.text import instruction_text
 from titan.grammar.diagnostics import TitanError
 from titan.runtime.control import SharedControl
+from titan.runtime.devices import choose_device, own_device
 from titan.runtime.failure import Failure, describe_failure, first_failure
 from titan.runtime.launch import Options, Outcome, Watch
 from titan.runtime.run import Job, RankRun, where
@@ -35,7 +36,7 @@ from titan.runtime.world import LOOPBACK, World
 from torch._C._distributed_c10d import FileStore
 
 if TYPE_CHECKING:
-    from torch import device as Device
+    pass
 
 ECHO = 0.3  # seconds in which a second signal is the first one's echo
 GRACE = 0.8  # seconds for the others to leave by themselves after a failure
@@ -85,13 +86,6 @@ def run_local(plan: Plan, options: Options, job: Job, watch: Watch) -> Outcome:
             raise TitanError(describe_failure(first_failure(failures), failures), exit_code=1)
     result = watch.finish()
     return Outcome(128 + ranks.signals[0] if result["stopped"] and ranks.signals else 0, result)
-
-
-def choose_device(wish: str, size: int) -> str:
-    """`cuda` when every local rank gets its own device; asked without starting CUDA, which would not survive a fork."""
-    if wish != "auto":
-        return wish
-    return "cuda" if 0 < size <= torch.cuda.device_count() and torch.distributed.is_nccl_available() else "cpu"
 
 
 def _greeting(plan: Plan, device: str, job: Job) -> str:
@@ -240,11 +234,3 @@ def _world(ranks: Ranks, rank: int, device: str) -> World:
     size = ranks.plan.mesh.world_size
     store = FileStore(str(ranks.folder / "store"), size)
     return World(rank, size, size, store, ranks.control, own_device(device, rank))
-
-
-def own_device(kind: str, local_rank: int) -> Device:
-    """The device of a rank, made the current one."""
-    if kind != "cuda":
-        return torch.device(kind)
-    torch.cuda.set_device(local_rank)
-    return torch.device("cuda", local_rank)

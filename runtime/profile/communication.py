@@ -221,18 +221,19 @@ def time_stream(member: Member, members: int, size: int, times: int) -> list[flo
 
 
 def rank_memory(member: Member) -> dict[str, Any]:
-    """Bytes: what this process holds without tensors, and what one communicator of the first two ranks adds."""
+    """Bytes: what this process holds without tensors, and what one communicator of the first two ranks adds, or of
+    the only one."""
     if member.device.type == "cuda":
         free, total = torch.cuda.mem_get_info(member.device)
         return {"total": total, "base": total - free, "communicator": 0}
     torch.mm(torch.ones(256, 256), torch.ones(256, 256))  # libraries take what they need
     base = _resident()
-    held, number = [], 8
+    held, number, members = [], 8, min(member.size, 2)
     for k in range(number):
-        if member.rank < 2:
-            backend = backends(member.device)(PrefixStore(f"memory/{k}", member.store), member.rank, 2)
-            group = ProcessGroupCommunicator((0, 1), member.rank, backend, member.device)
-            _finish(member, group.all_reduce(torch.zeros(1024), "sum"), 2)
+        if member.rank < members:
+            backend = backends(member.device)(PrefixStore(f"memory/{k}", member.store), member.rank, members)
+            group = ProcessGroupCommunicator(tuple(range(members)), member.rank, backend, member.device)
+            _finish(member, group.all_reduce(torch.zeros(1024), "sum"), members)
             held.append(group)
     return {"total": 0, "base": base, "communicator": max(_resident() - base, 0) // number}
 

@@ -23,7 +23,8 @@ from typing import Any
 
 import torch
 from titan.grammar.diagnostics import Diagnostic, TitanError
-from titan.runtime.local import die_with_parent, own_device
+from titan.runtime.devices import own_device
+from titan.runtime.local import die_with_parent
 from titan.runtime.world import LOOPBACK
 from torch._C._distributed_c10d import FileStore
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 from titan.compiler.plan.program import Plan
+from titan.runtime.devices import choose_device
 from titan.runtime.drive import SHARING
-from titan.runtime.local import choose_device
 from titan.runtime.profile import communication
 from titan.runtime.profile.operators import Key, watch
 from titan.runtime.profile.pool import Pool

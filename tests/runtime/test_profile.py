@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from titan.compiler.pipeline import check_spec
 from titan.grammar.diagnostics import TitanError
+from titan.runtime.devices import choose_device
 from titan.runtime.profile import communication
 from titan.runtime.profile.pool import Member, Pool
 
@@ -103,3 +104,28 @@ def test_an_interrupt_ends_it_and_writes_nothing(tmp_path: Path) -> None:
 def test_files_that_no_spec_could_import_are_refused_before_measuring(tmp_path: Path, name: str) -> None:
     done = subprocess.run([*COMMAND, "-o", str(tmp_path / name)], capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "T603" in done.stderr
+
+
+def test_one_rank_is_measured_by_itself(tmp_path: Path) -> None:
+    """There is nobody to meet: what two ranks would be asked is not."""
+    output = tmp_path / "machine.titan"
+    command = [*COMMAND, "--quick", "--ranks", "1", "--device", "cpu", "-o", str(output), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["ranks"] == 1 and "all_reduce" not in output.read_text()
+
+
+def test_devices_that_are_not_here_are_refused_before_anything_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    with pytest.raises(TitanError, match="each of the 4 ranks on this machine a GPU of its own; PyTorch sees 2"):
+        choose_device("cuda", 4)
+    assert choose_device("auto", 4) == choose_device("cpu", 4) == "cpu"
+    monkeypatch.setattr("torch.distributed.is_nccl_available", lambda: False)
+    with pytest.raises(TitanError, match="NCCL"):
+        choose_device("cuda", 2)
+    hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    command = [*COMMAND, "--device", "cuda", "-o", str(tmp_path / "machine.titan")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=hidden)
+    assert done.returncode == 2 and done.stderr.startswith("error T619") and not [*tmp_path.iterdir()]
