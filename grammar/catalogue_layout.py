@@ -88,7 +88,7 @@ ROWS: tuple[Code, ...] = (
     Code(
         "T251",
         "choice that changes nothing (warning)",
-        "ZeRO shards over data x context, sequence_parallel over tensor: over one rank they do nothing.",
+        "ZeRO shards over data x context, sequence_parallel over tensor, V schedules order chunks: with one, nothing.",
         "A setting left over from another layout.",
         "zero = 1, data = 1",
         "Remove it, or raise the degree.",

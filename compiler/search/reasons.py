@@ -66,7 +66,10 @@ def _reason(
 ) -> Reason:
     wish = getattr(spec.parallel, key)
     if wish.fixed:
-        return key, "user", f"written: {key} {wish}"
+        unused = (
+            ", which has no order of one stage" if key == "schedule" and wish.value != chosen.strategy.schedule else ""
+        )
+        return key, "user", f"written: {key} {wish}{unused}"
     idle = _idle(chosen.strategy, key)
     if key == "offload" and not spec.cluster.host_bytes:
         idle = "the cluster states no host memory with its link"

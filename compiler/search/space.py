@@ -155,17 +155,29 @@ def chunked(spec: Spec, chunks: int) -> list[str]:
 def schedules(spec: Spec, pipeline: int, micro_batches: int) -> tuple[tuple[str, int], ...]:
     """(schedule, chunks per rank) that the wishes allow and that exist for these numbers, preferred first."""
     stages, layers = spec.parallel.stages.value or (), spec.model.layer_count
+    if pipeline == 1 and len(stages) < 2:
+        return _of_one_stage(spec, micro_batches)
     found = []
     for name in allowed(spec, "schedule", idle=pipeline == 1):
         row = schedule_row(name)
         for chunks in {len(stages) // pipeline} if stages else _chunk_numbers(spec, name):
             enough = bool(stages) or pipeline * chunks <= layers
-            if (
-                row.takes(chunks)
-                and enough
-                and (row.legal(pipeline, micro_batches) or (pipeline == 1 and not row.size))
-            ):
+            if row.takes(chunks) and enough and row.legal(pipeline, micro_batches):
                 found.append((name, chunks))
+    return tuple(found)
+
+
+def _of_one_stage(spec: Spec, micro_batches: int) -> tuple[tuple[str, int], ...]:
+    """All layers on one rank are one stage. A schedule that has no order of one stage (two chunks, two copies) is none
+    that could be wished for there: it is 1F1B then."""
+    found = []
+    for name in allowed(spec, "schedule", idle=True):
+        row = schedule_row(name)
+        if row.size is not None:  # one that is written out is taken at its word
+            found += [(name, 1)] if row.takes(1) and row.legal(1, micro_batches) else []
+        elif _chunk_numbers(spec, name):
+            own = row.chunks == 1 and row.legal(1, micro_batches)
+            found.append((name if own else "one_f_one_b", 1))
     return tuple(found)
 
 

@@ -196,7 +196,8 @@ def _chunks(spec: Spec, s: Choices) -> Breach | None:
 def _counts(spec: Spec, s: Choices) -> Breach | None:
     row, batch, unit = schedule_row(s.schedule), spec.train.global_batch, s.data * s.micro_batch
     number = batch // unit
-    if (s.pipeline == 1 and not row.size) or batch % unit or row.legal(s.pipeline, number):
+    alone = s.pipeline == 1 and not row.size and len(spec.parallel.stages.value or ()) < 2  # then no schedule matters
+    if alone or batch % unit or row.legal(s.pipeline, number):
         return None
     message = f"{s.schedule} needs {row.rule}; here pipeline = {s.pipeline} and there are {number} micro-batches"
     counts = legal_counts(row, s.pipeline, number)

@@ -170,6 +170,11 @@ def _idle_choices(spec: Spec, pins: dict[str, Any]) -> list[Diagnostic]:
     if pins.get("sequence_parallel") and pins.get("tensor") == 1:
         message = "sequence_parallel shards over tensor, which is 1 here, so it changes nothing"
         found.append(Diagnostic("T251", message, spec.span("parallel.sequence_parallel"), severity="warning"))
+    if "schedule" in pins and pins.get("pipeline") == 1 and len(pins.get("stages", ())) < 2:
+        row = schedule_row(pins["schedule"])
+        if row.chunks > 1 or row.copies > 1:
+            message = f"{row.name} orders several chunks or copies, pipeline = 1 has one stage: it changes nothing"
+            found.append(Diagnostic("T251", message, spec.span("parallel.schedule"), severity="warning"))
     found += _filled_up(spec, pins)
     stages, number = pins.get("pipeline", 1), spec.train.global_batch // max(pins.get("data", 1), 1)
     number //= max(pins.get("micro_batch", 1), 1)

@@ -9,14 +9,16 @@ import pytest
 from titan.compiler.cost.memory import memory_ledger
 from titan.compiler.cost.simulate import simulate
 from titan.compiler.lower import lower
+from titan.compiler.schedules.registry import SCHEDULES
 from titan.compiler.search.candidates import Candidate, with_stages
 from titan.compiler.search.enumeration import BATCHES, FORMS, enumerate_space
-from titan.compiler.search.search import estimator_of, memory_limit
+from titan.compiler.search.search import estimator_of, memory_limit, search
 from titan.compiler.search.space import EXPERT_RULES
-from titan.compiler.spec.legality import legal, rules_reading
+from titan.compiler.spec.legality import check_pins, legal, rules_reading
 from titan.compiler.strategy import Strategy
 
 from tests.compiler.search.specs import write
+from tests.compiler.spec.writing import only
 
 KEYS = ("pipeline", "data", "context", "tensor", "sequence_parallel", "context_form", "context_heads", "micro_batch")
 
@@ -91,3 +93,26 @@ def test_estimates_are_near_the_simulation(tmp_path: Path) -> None:
     assert len(off) >= 10
     assert max(off, key=lambda o: o[0])[0] < 0.15, max(off, key=lambda o: o[0])
     assert max(off, key=lambda o: o[1])[1] < 0.15, max(off, key=lambda o: o[1])
+
+
+@pytest.mark.parametrize("name", [name for name, row in SCHEDULES.items() if row.chunks > 1 or row.copies > 1])
+def test_a_schedule_of_several_chunks_leaves_one_stage_as_it_is(tmp_path: Path, name: str) -> None:
+    """One rank holds one stage, which no V and no second copy can order: the plan is that of 1F1B."""
+    spec = write(tmp_path, f"pipeline = 1\n    schedule = {name}", model="tiny.llama", sequence=64, devices=3, batch=3)
+    found = search(spec)
+    assert (found.strategy.schedule, found.strategy.stages) == ("one_f_one_b", (4,))
+    assert (
+        "schedule",
+        "user",
+        f"written: schedule = {name}, which has no order of one stage",
+    ) in found.strategy.reasons
+    warning = only(check_pins(spec))
+    assert (warning.code, warning.severity) == ("T251", "warning") and warning.message.startswith(name)
+
+
+def test_two_chunks_of_one_rank_are_ordered_as_the_schedule_says(tmp_path: Path) -> None:
+    spec = write(tmp_path, "pipeline = 1\n    stages = [6, 6]\n    schedule = dualpipe_v", devices=1, batch=2)
+    assert {(b.schedule, b.chunks) for family in enumerate_space(spec).families for b in family.batches} == {
+        ("dualpipe_v", 2)
+    }
+    assert {b.size for family in enumerate_space(spec).families for b in family.batches} == {1}  # two micro-batches
