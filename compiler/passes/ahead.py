@@ -55,7 +55,7 @@ def ahead(
 def _halves(block: Block, opcode: str) -> tuple[Block, ...]:
     """A block up to the wait for its last collective of a kind, and from there on; all of it where it has none."""
     issued = [n for n, i in enumerate(block.instructions) if i.opcode == opcode]
-    token = block.instructions[issued[-1]].writes if issued else ()
+    token = block.instructions[issued[-1]].writes if issued else ("",)  # not (): some instructions read nothing
     at = next((n for n, i in enumerate(block.instructions) if i.reads == token), len(block.instructions))
     parts = ((BEGUN, block.instructions[:at]), (KNOWN, block.instructions[at:]))
     return tuple(replace(block, name=block.name + part, instructions=found) for part, found in parts if found)

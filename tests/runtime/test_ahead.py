@@ -205,3 +205,15 @@ def test_a_run_of_two_processes_ends_as_an_exact_one(tmp_path: Path) -> None:
         assert outcome.code == 0 and outcome.result is not None
         results.append({key: outcome.result[key] for key in ("steps", "first_loss", "final_loss", "validation_loss")})
     assert results[0] == results[1]
+
+
+def test_one_stage_takes_its_steps_ahead_too() -> None:
+    """No loss is sent to other stages: all of the check that changes anything is done before the next step begins."""
+    spec = small_spec(layers=2, batch=8, devices=2, tied=True, dropout=0.1, precision="fp32")
+    strategy = Strategy(data=2, micro_batches=4, stages=(2,), zero=1)
+    late = lower(spec, replace(strategy, late_check=True))
+    assert {key: p.findings for key, p in verify(late).items() if not p.ok} == {}
+    states, reports, _ = trained(late, 3)
+    exact, wanted, _ = trained(lower(spec, strategy), 3, exact=True)
+    assert same(states, exact)
+    assert [[r.loss for r in ranks] for ranks in reports] == [[r.loss for r in ranks] for ranks in wanted]
