@@ -95,7 +95,7 @@ class Finals:
             # most that are estimated to fit do: it is likely before it is measured
             own = measured(spec, chosen.strategy, self.machine, limit, lowered=likely)
             plan, ledger = own.plan, own.ledger
-        over = ledger.upper - limit
+        over = (ledger.peak if "at risk" in self.verdicts else ledger.upper) - limit
         mend = (self.mended < MENDED or candidate.work <= SMALL) and ledger.upper <= MENDABLE * limit
         if ledger.verdict not in self.verdicts and mend and free_tiers(spec, chosen.strategy):
             tiered = with_tiers(spec, chosen.strategy, self.machine, limit, Measured(plan, ledger))

@@ -110,19 +110,22 @@ def fitting_by_estimate(spec: Spec) -> list[Candidate]:
 
 
 def search(spec: Spec, risk: bool = True, likely: Callable[[Plan], None] = ignored) -> SearchResult:
-    """The fastest plan that fits; else, where `risk` is allowed, the fastest that is at risk; where there is
-    none either, the fastest that keeps something in host memory. `likely` is told of a large plan as soon as it will
-    probably be the one, and of the one when it is known: then its proofs can begin.
+    """The fastest plan that fits; else the fastest that fits with something in host memory; else, where `risk` is
+    allowed, the fastest that is at risk, without the host before with it. `likely` is told of a large plan as soon as
+    it will probably be the one, and of the one when it is known: then its proofs can begin.
 
     Raises TitanError T302 when no layout is legal (exit code 2), T301 when none fits (exit code 3).
     """
     try:
-        return _search(spec, risk, likely)
+        found = _search(spec, risk, likely)
     except TitanError as refused:
-        found = _with_host(spec, risk) if refused.exit_code == 3 else None
-        if found is None:
+        hosted = _with_host(spec, risk) if refused.exit_code == 3 else None
+        if hosted is None:
             raise
+        return hosted
+    if found.ledger.verdict == "fits":
         return found
+    return _with_host(spec, False) or found
 
 
 def _with_host(spec: Spec, risk: bool) -> SearchResult | None:

@@ -21,6 +21,7 @@ from titan.compiler.search.search import search
 from titan.compiler.search.tiers import sentence, with_tiers
 from titan.compiler.spec.resolve import resolve
 from titan.compiler.spec.schema import Spec
+from titan.compiler.spec.wishes import Wish
 from titan.compiler.strategy import Strategy
 from titan.compiler.verify.proofs import verify
 from titan.grammar.diagnostics import TitanError
@@ -148,3 +149,21 @@ def test_a_quick_link_hides_its_copies_and_a_slow_one_does_not() -> None:
     slow = lower(spec_of("80 GiB", link="4 GB/s"), away)
     one_batch = host_memory(slow.roles[0], Sizes(slow))["activations"]
     assert simulate(slow).step > 2 * one_batch / 4  # ns of two micro-batches one way at full rate
+
+
+def barely_enough(too_little: str, *offload: str) -> Spec:
+    """Memory for the thriftiest plan that stays on the device, as expected but not at its worst."""
+    spec = spec_of(f"{int(too_little.split()[0]) + 100} MiB", parallel="micro_batch = 1")
+    return replace(spec, parallel=replace(spec.parallel, offload=Wish("in", offload)))
+
+
+def test_a_plan_at_risk_is_found_where_closed_forms_say_that_a_faster_one_fits(too_little: str) -> None:
+    """What that one holds beyond the limit is to be saved, not what it would at its worst."""
+    found = search(barely_enough(too_little, "none"))
+    assert (found.ledger.verdict, found.strategy.zero) == ("at risk", 3)
+
+
+def test_what_fits_with_state_on_the_host_is_better_than_what_may_not_fit(too_little: str) -> None:
+    found, here = (search(barely_enough(too_little, "none", *more)) for more in (("optimizer",), ()))
+    assert (here.ledger.verdict, found.ledger.verdict) == ("at risk", "fits")
+    assert found.strategy.offload != "none" and found.timeline.step < here.timeline.step
