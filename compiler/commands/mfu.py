@@ -195,8 +195,10 @@ def _object(run: Run) -> dict[str, Any]:
 
 def _print(run: Run) -> None:
     print(f"{run.speed:,.1f} tokens/s on each of {run.devices:,} devices")
-    stated = f"{si(run.peak, 'FLOP/s')} ({run.peak_of})" if run.peak else "unknown: give --peak, or run titan profile"
-    print(f"peak  {stated}")
+    stated = (
+        f"  {si(run.peak, 'FLOP/s')} ({run.peak_of})" if run.peak else " unknown: give --peak, or run titan profile"
+    )
+    print(f"peak{stated}")
     for rule in run.rules:
         achieved = rule.per_token * run.speed
         shown = f"{rule.kind} {achieved / run.peak:.2%}" if run.peak else f"{rule.kind} unknown"
