@@ -21,7 +21,7 @@ from titan.compiler.plan.mask import band_pairs
 from titan.compiler.plan.operators import DTYPE_BYTES, TensorType
 from titan.compiler.plan.program import Bucket
 from titan.compiler.plan.segment import Call, Segment
-from titan.compiler.plan.sequence import mean_pairs, most_pairs
+from titan.compiler.plan.sequence import mean_pairs, most_pairs, needed_steps
 
 # tiles of a result that kernels of matrix products come with, and the rate of a full one relative to the largest: less
 # reuse of what is loaded (NVIDIA, Matrix Multiplication Background User's Guide, "Tile quantization")
@@ -95,6 +95,16 @@ def fullest(queries: int, keys: int, window: int = 0) -> float:
     without a window it sees all but half a triangle of its own square."""
     last = band_pairs((keys - queries, queries), (0, keys), window)
     return last / (band_pairs((0, keys), (0, keys), window) * queries / keys)
+
+
+@lru_cache(maxsize=1024)
+def slowest_steps(ring: int, length: int, window: int) -> float:
+    """Work of a zigzag ring whose ranks wait in each step for the one with most pairs, as a multiple of the mean."""
+    given = [
+        {"ring": ring, "zigzag": True, "causal": True, "window": window, "step": step}
+        for step in needed_steps(ring, True, length, window)
+    ]
+    return sum(most_pairs(g, length) for g in given) / sum(mean_pairs(g, length) for g in given)
 
 
 def moved_seconds(machine: Machine, moved: float, kernels: int = 1) -> float:

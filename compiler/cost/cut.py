@@ -20,6 +20,16 @@ class Cut(NamedTuple):
     experts: tuple[int, ...] = (1, 1, 1, 1)  # ranks on data, context, tensor that share experts, expert_tensor; or open
 
     @property
+    def tokens(self) -> int:
+        """Of a micro-batch on one rank, gathered for its tensor region."""
+        return self.micro_batch * self.sequence // self.context
+
+    @property
+    def stream(self) -> int:
+        """The same between tensor regions."""
+        return self.tokens // self.tensor if self.sequence_parallel else self.tokens
+
+    @property
     def ring(self) -> int:
         """Ranks of a ring; 1 without one."""
         return self.context // self.context_heads if self.context_form == "ring" else 1

@@ -6,7 +6,7 @@ identical layers are priced once per (tensor, context, sequence_parallel, contex
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field, replace
 from math import ceil, inf
 from operator import attrgetter
@@ -16,9 +16,9 @@ from titan.compiler.cost.compute import moved_seconds
 from titan.compiler.cost.cut import Cut
 from titan.compiler.cost.estimate_memory import Activations, MemoryForms
 from titan.compiler.cost.gathers import gather_seconds
-from titan.compiler.cost.layer import LayerCost, strided
+from titan.compiler.cost.layer import LayerCost
 from titan.compiler.cost.machine import Machine
-from titan.compiler.cost.network import transfer_seconds
+from titan.compiler.cost.network import strided, transfer_seconds
 from titan.compiler.cost.offload import activation_seconds, state_seconds
 from titan.compiler.cost.shape import Shape
 from titan.compiler.plan.frozen import dataclass
@@ -87,6 +87,7 @@ class Estimator(MemoryForms):
     def __init__(self, machine: Machine, shape: Shape, global_batch: int) -> None:
         super().__init__(machine, shape, global_batch)
         self._layouts: dict[tuple[Any, ...], _Layout] = {}
+        self._exchanges: dict[tuple[Any, ...], list[tuple[float, int, int]]] = {}
         self._links: dict[tuple[int, int, int], tuple[float, float]] = {}
 
     def bottleneck(self, pipeline: int, layer: float, head: float) -> int:
@@ -165,31 +166,36 @@ class Estimator(MemoryForms):
         more += layout.micro_batches * activation_seconds(self.machine, s, layer, stage)
         return Estimate(pipeline + self._crowd(s) * more, memory, stage, fill)
 
-    def bound(self, s: Strategy, recompute: str = "none", open_experts: bool = False, fill: float = 1.0) -> float:
+    def bound(self, s: Strategy, recompute: str = "none", fill: float = 1.0) -> float:
         """Seconds that no way of saving memory gets below: the body of a step with this recompute, logits kept, and
-        with a share of the fill. With `open_experts` no way of sharing experts gets below it either."""
-        if not open_experts:
-            seconds, filling = self._seconds(s, self._body(s, recompute, kept_logits=True), recompute)
-            return seconds - (1 - fill) * filling
-        cut, loads = self.kept_logits(s, open_experts), self._rank_layers(s)
-        layer, head = self.layer(cut), self.head(cut)
+        with a share of the fill."""
+        seconds, filling = self._seconds(s, self._body(s, recompute, kept_logits=True), recompute)
+        return seconds - (1 - fill) * filling
+
+    def open_bound(self, s: Strategy, recompute: str = "none", fill: float = 1.0, exchange: float = 0.0) -> float:
+        """Seconds that no way of sharing experts gets below either with an exchange that a pass of a mean layer waits
+        for at least so long."""
+        cut, loads = self.kept_logits(s, open_experts=True), self._rank_layers(s)
+        layer, head = self.waiting(cut, exchange), self.head(cut)
         # cheaper layers would make a head weigh more of them
         stage = ceil(max(loads)) if loads else -(-self.shape.layers // s.pipeline)
         seconds, filling = self._pipeline_part(s, stage, loads, layer, head, recompute)
         return self._crowded(s, seconds, layer, head) - (1 - fill) * filling
 
-    def bounds(
-        self, s: Strategy, ways: Iterable[tuple[int, int]], recompute: str, fill: float = 1.0
-    ) -> Iterator[float]:
-        """`bound` of the strategy with each of several ways to share experts (`expert`, `expert_tensor`)."""
-        cut = self.kept_logits(s)
-        head, loads = self.head(cut), self._rank_layers(s)
-        for expert, width in ways:
-            parts = (*expert_parts(expert, width, s.context, s.tensor), width)
-            layer = self.layer(Cut(*cut[:-1], parts))
-            stage = self._largest(s, loads, layer, head, recompute)
-            seconds, filling = self._pipeline_part(s, stage, loads, layer, head, recompute)
-            yield self._crowded(s, seconds, layer, head) - (1 - fill) * filling
+    def exchanges(self, s: Strategy, ways: tuple[tuple[int, int], ...]) -> list[tuple[float, int, int]]:
+        """Ways to share experts (`expert`, `expert_tensor`), each after the seconds in which a pass of a mean layer
+        waits for its exchange, the shortest first."""
+        cut = self.kept_logits(s, open_experts=True)
+        key = (cut.stream, cut.context, cut.tensor, ways)
+        found = self._exchanges.get(key)
+        if found is None:
+            found = self._exchanges[key] = sorted((self._mean_exchange(cut, *way), *way) for way in ways)
+        return found
+
+    def _mean_exchange(self, cut: Cut, expert: int, width: int) -> float:
+        shared = cut._replace(experts=(*expert_parts(expert, width, cut.context, cut.tensor), width))
+        routed = (kind for kind in self.shape.mixtures if kind.experts)
+        return sum(kind.count * self.exchange_seconds(shared, kind) for kind in routed) / self.shape.layers
 
     def floors(self, s: Strategy, most: int, fills: Iterable[float]) -> list[float]:
         """Seconds that no micro-batch of up to `most` sequences gets below on the strategy's mesh: what a sequence

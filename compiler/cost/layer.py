@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, lru_cache, partial
+from functools import cache, partial
+from math import prod
 from typing import NamedTuple
 
-from titan.compiler.cost.compute import attention_seconds, cast_seconds, fullest, gemm_seconds, moved_seconds
+from titan.compiler.cost.compute import (
+    attention_seconds,
+    cast_seconds,
+    fullest,
+    gemm_seconds,
+    moved_seconds,
+    slowest_steps,
+)
 from titan.compiler.cost.cut import Cut
 from titan.compiler.cost.machine import Machine
-from titan.compiler.cost.network import Placement, bases, collective_seconds, place, transfer_seconds
+from titan.compiler.cost.network import Placement, collective_seconds, strided, transfer_seconds
 from titan.compiler.cost.shape import Mixture, Shape, Widths
 from titan.compiler.plan.mask import band_pairs
 from titan.compiler.plan.operators import DTYPE_BYTES
-from titan.compiler.plan.sequence import mean_pairs, most_pairs, needed_steps
+from titan.compiler.plan.sequence import needed_steps
 
 Both = tuple[float, float]  # forward and backward
 
@@ -86,23 +94,6 @@ class Longer(NamedTuple):
     head: Both
 
 
-@lru_cache(maxsize=4096)
-def strided(stride: int, number: int, devices_per_node: int) -> Placement:
-    """Placement of groups of `number` ranks that stand `stride` apart."""
-    outside = ((1, stride), (stride * number, devices_per_node))
-    return place(((stride, number),), bases(0, outside, devices_per_node), devices_per_node)
-
-
-@lru_cache(maxsize=1024)
-def slowest_steps(ring: int, length: int, window: int) -> float:
-    """Work of a zigzag ring whose ranks wait in each step for the one with most pairs, as a multiple of the mean."""
-    given = [
-        {"ring": ring, "zigzag": True, "causal": True, "window": window, "step": step}
-        for step in needed_steps(ring, True, length, window)
-    ]
-    return sum(most_pairs(g, length) for g in given) / sum(mean_pairs(g, length) for g in given)
-
-
 class LayerPrices:
     """Prices layers and heads of one model on one machine, and remembers them."""
 
@@ -130,6 +121,15 @@ class LayerPrices:
             found = found if self.longer is None else found.longer(self.longer(cut.micro_batch).layer)
             self._layers[cut] = found
         return found
+
+    def waiting(self, cut: Cut, seconds: float) -> LayerCost:
+        """A layer each pass of which waits so much longer for its experts, rebuilt or not."""
+        layer = self.layer(cut)
+        again = seconds if self.longer is None else self.longer(cut.micro_batch).layer[0] * seconds
+        return layer._replace(
+            forward=layer.forward + seconds, backward=layer.backward + seconds,
+            full=(layer.full[0], layer.full[1] + again),
+        )  # fmt: skip
 
     def head(self, cut: Cut) -> LayerCost:
         """Final norm, output head and loss; `kept` are logits and their gradient."""
@@ -174,29 +174,33 @@ class LayerPrices:
     def _experts(self, cut: Cut, kind: Mixture) -> tuple[float, float, int, float, float]:
         """Seconds forward and backward of router, experts and exchange, bytes kept until backward, of both times the
         seconds of the exchange, and of the backward that to weights."""
-        shape, size, per_node = self.shape, self.size, self.machine.devices_per_node
-        tokens = cut.micro_batch * cut.sequence // cut.context
-        stream = tokens // cut.tensor if cut.sequence_parallel else tokens
+        shape, size, stream = self.shape, self.size, cut.stream
         rows = stream * kind.top_k
         if not cut.experts:
             return self._experts_floor(kind, stream, rows)
-        data, context, tensor, width = cut.experts
-        local = kind.experts // (data * context * tensor)
+        *ranks, width = cut.experts
+        local = kind.experts // prod(ranks)
         gathered, inner = rows * width, kind.expert_ffn // width
         forward, backward, weight = self._products(stream, [(shape.hidden, kind.experts)])
         each = -(-gathered // local)  # rows of one expert, the fullest
         products = [(shape.hidden, inner)] * 2 + [(inner, shape.hidden)]
         narrow, wide, more = self._products(each, products, local)
-        whole = float(rows * shape.hidden * size)
-        steps = ((data, cut.tensor * cut.context), (context, cut.tensor), (tensor, 1))
-        traffic = 2 * sum(self.collective("all_to_all", strided(d, n, per_node), whole) for n, d in steps if n > 1)
-        if width > 1:
-            near = strided(1, width, per_node)
-            traffic += sum(self.collective(o, near, whole * width) for o in ("all_gather", "reduce_scatter"))
+        traffic = self.exchange_seconds(cut, kind)
         moved = moved_seconds(self.machine, size * (2 * (rows + stream) * shape.hidden + 3 * gathered * inner))
         back = moved_seconds(self.machine, size * ((3 * rows + 2 * stream) * shape.hidden + 5 * gathered * inner))
         kept = rows * shape.hidden + gathered * (shape.hidden + 3 * inner)
         return forward + narrow + traffic + moved, backward + wide + traffic + back, kept * size, traffic, weight + more
+
+    def exchange_seconds(self, cut: Cut, kind: Mixture) -> float:
+        """Seconds in which tokens of a pass go to their experts and back."""
+        data, context, tensor, width = cut.experts
+        per_node, whole = self.machine.devices_per_node, float(cut.stream * kind.top_k * self.shape.hidden * self.size)
+        steps = ((data, cut.tensor * cut.context), (context, cut.tensor), (tensor, 1))
+        found = 2 * sum(self.collective("all_to_all", strided(d, n, per_node), whole) for n, d in steps if n > 1)
+        if width > 1:
+            near = strided(1, width, per_node)
+            found += sum(self.collective(o, near, whole * width) for o in ("all_gather", "reduce_scatter"))
+        return found
 
     def _experts_floor(self, kind: Mixture, stream: int, rows: int) -> tuple[float, float, int, float, float]:
         """What no sharing of experts gets below: products at the rate of large ones, nothing exchanged."""
@@ -211,8 +215,7 @@ class LayerPrices:
     def _layer(self, cut: Cut, width: float) -> LayerCost:
         """A layer whose feed-forward part is `width` wide."""
         shape, size, t = self.shape, self.size, cut.tensor
-        tokens = cut.micro_batch * cut.sequence // cut.context
-        stream = tokens // t if cut.sequence_parallel else tokens
+        tokens, stream = cut.tokens, cut.stream
         w, inner, up = self._widths.get(t), round(width / t), 2 if shape.gated else 1
         if w is None:
             w = self._widths[t] = shape.widths(t)
@@ -379,8 +382,7 @@ class LayerPrices:
         return max(seconds - beside, load * seconds)
 
     def _head(self, cut: Cut) -> LayerCost:
-        shape, size = self.shape, self.size
-        tokens = cut.micro_batch * cut.sequence // cut.context
+        shape, size, tokens = self.shape, self.size, cut.tokens
         columns = -(-shape.vocab // cut.tensor)
         forward, wide, weight = self._product(tokens, shape.hidden, columns, 1, shape.dtype)  # never in fewer bits
         backward = wide + weight

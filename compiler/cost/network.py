@@ -8,6 +8,7 @@ own adapter, so a node's share of a ring crosses the network `local` times as fa
 from __future__ import annotations
 
 from collections import Counter
+from functools import lru_cache
 from math import ceil, gcd, log2, prod
 from typing import NamedTuple
 
@@ -68,6 +69,13 @@ def bases(first: int, strides: tuple[Stride, ...], devices_per_node: int) -> fro
         steps = range(min(number, devices_per_node))
         found = {(base + c * distance) % devices_per_node for base in found for c in steps}
     return frozenset(found)
+
+
+@lru_cache(maxsize=4096)
+def strided(stride: int, number: int, devices_per_node: int) -> Placement:
+    """Placement of groups of `number` ranks that stand `stride` apart."""
+    outside = ((1, stride), (stride * number, devices_per_node))
+    return place(((stride, number),), bases(0, outside, devices_per_node), devices_per_node)
 
 
 def collective_seconds(machine: Machine, opcode: str, placement: Placement, whole: float) -> float:

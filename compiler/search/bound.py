@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from titan.compiler.cost.bound import ideal
 from titan.compiler.cost.cut import Cut
 from titan.compiler.cost.estimate import Estimator
-from titan.compiler.cost.layer import LayerCost, strided
-from titan.compiler.cost.network import transfer_seconds
+from titan.compiler.cost.layer import LayerCost
+from titan.compiler.cost.network import strided, transfer_seconds
 from titan.compiler.plan.frozen import dataclass
 from titan.compiler.schedules.registry import schedule_row
 from titan.compiler.search.forced import forced, tiers_of

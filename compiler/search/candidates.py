@@ -39,7 +39,6 @@ COMPARED = (
 LARGE = 12_000  # block calls above which a plan must be faster by a margin
 KEPT = 2  # fitting candidates of which no other may be faster
 HALVED = 256  # families from which on they are searched in two halves
-UNBOUND = -1  # tier of a micro-batch that is queued without a bound of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +93,8 @@ def price(spec: Spec, estimator: Estimator, space: Space, limit: int) -> Priced:
 
     Micro-batches of a family that do not fit when everything is done to save memory are cut off with all larger ones.
     Nothing makes the body of a step faster than its bound, so the others are looked at best bound first, until `KEPT`
-    fitting ones are faster than every bound left. A bound is at first one over all ways to share experts, without
-    recompute; what does not fit so goes back into the queue with what it must recompute.
+    fitting ones are faster than every bound left. A bound is at first one over all ways to share experts, with the tier
+    that may fit first; what does not fit so goes back into the queue with what it must recompute.
     Of the rest, the best with another value of a choice that has only one so far is looked for too, so that every
     choice can be compared. A large space is searched in two halves, each of which has the fastest of its own.
     """
@@ -119,8 +118,8 @@ def _hunted(spec: Spec, estimator: Estimator, families: tuple[Family, ...], limi
 
 
 class _Entry(NamedTuple):
-    """A branch: a family, one of its micro-batches with every way to share experts, or a strategy from a tier of
-    recompute on. `bound`: seconds that nothing in it gets below."""
+    """A branch: a family, one of its micro-batches with those ways to share experts that are left, or a strategy from a
+    tier of recompute on. `bound`: seconds that nothing in it gets below."""
 
     bound: float
     order: int
@@ -129,8 +128,9 @@ class _Entry(NamedTuple):
     tier: int
     family: Family | None = None
     number: int = -1  # of a batch of the family; -1: all
-    experts: tuple[int, int] | None = None  # how the strategy shares them, where it does not say so itself
+    way: int = 0  # of a batch with several ways to share experts the next one, in order of their exchanges
     floors: Sequence[float] = ()  # seconds that each batch of a family does not get below
+    own: bool = True  # whether the bound of a batch is its own, not its family's
 
 
 class _Hunt:
@@ -160,32 +160,46 @@ class _Hunt:
 
     def _open(self, entry: _Entry, family: Family) -> None:
         """Queue the micro-batches of a family that can fit, by its floors: few of them need bounds of their own."""
-        smallest = self._least(family, 0, -1)
+        smallest = self._least(family, 0, len(self.tiers) - 1)
         if smallest.estimate.memory > NEAR * self.limit:
             self.others[-self.priced] = smallest
-        for number in range(self._number(family, smallest.estimate.memory)):
+        for number, tier in enumerate(self._firsts(family, smallest.estimate.memory)):
             self.priced += 1
-            batch = _Entry(entry.floors[number], self.priced, self.priced, family.plain, UNBOUND, family, number)
-            heappush(self.queue, batch)
+            floor, order = entry.floors[number], self.priced
+            heappush(self.queue, _Entry(floor, order, order, family.plain, tier, family, number, own=False))
 
     def _bind(self, entry: _Entry, family: Family) -> None:
         """Queue a micro-batch of a family by its own bound."""
         s, several = family.member(entry.number, family.experts[0]), len(family.experts) > 1
         within = (family, entry.number) if several else ()
-        heappush(self.queue, _Entry(self._bound(s, 0, several), entry.order, entry.base, s, 0, *within))
+        bound = self._bound(s, entry.tier, several)
+        heappush(self.queue, _Entry(bound, entry.order, entry.base, s, entry.tier, *within))
 
-    def _number(self, family: Family, least: int) -> int:
-        """How many micro-batches of a family can fit, the smallest of which holds `least` bytes."""
+    def _firsts(self, family: Family, least: int) -> list[int]:
+        """Of the micro-batches of a family that can fit the first tier that each may fit with: where one stands for
+        several ways to share experts; others are tried at once. `least`: bytes of the smallest with the last tier."""
+        last = len(self.tiers) - 1
+        found = [last] * self._number(family, last, least, len(family.batches))
+        if len(family.experts) == 1:
+            return [0] * len(found)
+        number = len(found)
+        for tier in range(last - 1, -1, -1):
+            number = number and self._number(family, tier, self._held(family, tier, 0), number)
+            found[:number] = [tier] * number
+        return found
 
-        def held(number: int) -> int:
-            return self._least(family, number, -1).estimate.memory
+    def _held(self, family: Family, tier: int, number: int) -> int:
+        """Bytes of a micro-batch with a tier, at least."""
+        return self._least(family, number, tier).estimate.memory
 
-        most, last = NEAR * self.limit + self.dip, len(family.batches) - 1
+    def _number(self, family: Family, tier: int, least: int, number: int) -> int:
+        """How many of the first micro-batches of a family can fit with a tier; the smallest holds `least` bytes."""
+        most, held = NEAR * self.limit + self.dip, partial(self._held, family, tier)
         if least > most:
             return 0
-        if last == 0 or held(last) <= most:
-            return last + 1
-        return bisect_right(range(last), most, 1, key=held)
+        if number == 1 or held(number - 1) <= most:
+            return number
+        return bisect_right(range(number - 1), most, 1, key=held)
 
     def _least(self, family: Family, number: int, tier: int) -> Candidate:
         """The thriftiest way to share and to shard with a tier of recompute."""
@@ -201,9 +215,11 @@ class _Hunt:
         bound = self._bound(s, tier, bool(within))
         heappush(self.queue, _Entry(bound, self.priced, base or self.priced, s, tier, *within))
 
-    def _bound(self, s: Strategy, tier: int, open_experts: bool) -> float:
+    def _bound(self, s: Strategy, tier: int, open_experts: bool, exchange: float = 0.0) -> float:
         fill = self.hopes.left(s.pipeline, s.micro_batches)
-        return self.estimator.bound(s, self.tiers[tier], open_experts, fill)
+        if open_experts:
+            return self.estimator.open_bound(s, self.tiers[tier], fill, exchange)
+        return self.estimator.bound(s, self.tiers[tier], fill)
 
     def run(self, kept: int = KEPT, skip: Callable[[_Entry], bool] | None = None) -> None:
         """Look at what is left, best bound first, until `kept` are faster than it can be."""
@@ -215,29 +231,28 @@ class _Hunt:
                 self._try(entry)
             elif entry.number < 0:
                 self._open(entry, entry.family)
-            elif entry.tier == UNBOUND:
+            elif not entry.own:
                 self._bind(entry, entry.family)
             else:
                 self._branch(entry, entry.family)
 
     def _branch(self, entry: _Entry, family: Family) -> None:
-        """Queue every way to share the experts of one micro-batch size, with the first tier that can fit."""
-        last = entry.tier == len(self.tiers) - 1
-        if not last and self._least(family, entry.number, entry.tier).estimate.memory > NEAR * self.limit:
-            self._push(entry.strategy, entry.tier + 1, (family, entry.number))
+        """Queue the next way to share the experts of one micro-batch size, with the first tier that can fit, and the
+        others by a bound with the shortest exchange among them: few of them need bounds of their own."""
+        s, tier, way = entry.strategy, entry.tier, entry.way
+        if way == 0 and tier < len(self.tiers) - 1 and self._held(family, tier, entry.number) > NEAR * self.limit:
+            self._push(s, tier + 1, (family, entry.number))
             return
-        fill = self.hopes.left(entry.strategy.pipeline, entry.strategy.micro_batches)
-        bounds = self.estimator.bounds(entry.strategy, family.experts, self.tiers[entry.tier], fill)
-        for experts, bound in zip(family.experts, bounds, strict=True):
-            self.priced += 1
-            branch = _Entry(bound, self.priced, self.priced, entry.strategy, entry.tier, experts=experts)
-            heappush(self.queue, branch)
+        ways = self.estimator.exchanges(s, family.experts)
+        _, expert, width = ways[way]
+        self._push(s.but(expert=expert, expert_tensor=width), tier)
+        if way + 1 < len(ways):
+            bound = self._bound(s, tier, True, ways[way + 1][0])
+            heappush(self.queue, entry._replace(bound=bound, way=way + 1))
 
     def _try(self, entry: _Entry) -> None:
         """The fastest sharding that fits with the entry's tier; what recomputes more is queued again."""
         s, tier, ladder = entry.strategy, self.tiers[entry.tier], self.ladders.of(entry.strategy)
-        if entry.experts is not None:
-            s = s.but(expert=entry.experts[0], expert_tensor=entry.experts[1])
         tried = tuple(Candidate(*found) for found in ladder.try_tier(self.estimator, s, tier, self.limit))
         self.priced += len(tried)
         fitting = [c for c in tried if c.estimate.memory <= self.limit]

@@ -59,8 +59,8 @@ def test_bounds_hold(tmp_path: Path) -> None:
         for number in range(len(family.batches)):
             s = family.member(number, family.experts[0])
             left = hopes.left(s.pipeline, s.micro_batches)
-            assert floors[number] <= estimator.bound(s, open_experts=True, fill=left) * (1 + 1e-9)
-            group = estimator.bound(family.member(number, family.experts[0]), open_experts=True)
+            assert floors[number] <= estimator.open_bound(s, fill=left) * (1 + 1e-9)
+            group = estimator.open_bound(family.member(number, family.experts[0]))
             for experts in family.experts:
                 bound = estimator.bound(family.member(number, experts))
                 assert floor <= bound * (1 + 1e-9) and group <= bound * (1 + 1e-9)
@@ -103,16 +103,23 @@ def test_ways_to_keep_state_are_priced_together_as_one_by_one(tmp_path: Path, of
     assert number > 1000
 
 
-def test_ways_to_share_experts_are_bounded_together_as_one_by_one(tmp_path: Path) -> None:
-    spec = write(tmp_path, model=MOE, batch=16)
-    estimator, several = estimator_of(spec), 0
+def test_no_way_to_share_experts_gets_below_its_exchange(tmp_path: Path) -> None:
+    """Nor below that of a way before it; and exchanges tell ways apart."""
+    spec = write(tmp_path, "context <= 2", model=MOE, batch=16, nodes=2)
+    estimator, higher = estimator_of(spec), 0
     for family in enumerate_space(spec).families:
         for number in range(len(family.batches)):
-            found = estimator.bounds(family.member(number, family.experts[0]), family.experts, "selective")
-            alone = [estimator.bound(family.member(number, experts), "selective") for experts in family.experts]
-            assert list(found) == alone
-            several += len(set(alone)) > 1
-    assert several
+            s = family.member(number, family.experts[0])
+            ways = estimator.exchanges(s, family.experts)
+            assert sorted(way for _, *way in ways) == sorted(map(list, family.experts))
+            for tier in ("none", "selective", "full"):
+                floors = [estimator.open_bound(s, tier, exchange=seconds) for seconds, *_ in ways]
+                assert floors == sorted(floors)
+                for floor, (_, expert, width) in zip(floors, ways, strict=True):
+                    bound = estimator.bound(s.but(expert=expert, expert_tensor=width), tier)
+                    assert floor <= bound * (1 + 1e-9)
+                    higher += floor > 1.01 * floors[0]
+    assert higher > 100
 
 
 def test_what_is_written_counts_hops_and_copies_but_not_alike_layers(tmp_path: Path) -> None:
