@@ -45,6 +45,9 @@ WRITTEN = 50_000  # instructions up to which a plan is small
 SECOND = 4_000  # strategies up to which pricing the other kind too costs little
 MARGIN = 0.03  # about the error of the closed forms
 LITTLE = 4  # times as many block calls as a plan has, beside which it costs little
+FULL = 0.9  # of the memory limit, and times the bound that a step takes, from which on host memory may make it faster
+LOST = 1.12
+MUCH = 0.25  # of what a plan holds, that optimizer state is to be moved first
 MESH = ("pipeline", "data", "context", "tensor")
 
 
@@ -123,17 +126,37 @@ def search(spec: Spec, risk: bool = True, likely: Callable[[Plan], None] = ignor
         if hosted is None:
             raise
         return hosted
-    if found.ledger.verdict == "fits":
+    if found.ledger.verdict != "fits":
+        hosted = _with_host(spec, False)
+        return replace(hosted, bound=min(hosted.bound, found.bound)) if hosted else found
+    return _faster_with_host(spec, found)
+
+
+def _faster_with_host(spec: Spec, found: SearchResult) -> SearchResult:
+    """A plan that fits, or, where memory that is full may be what it loses time to, a faster one with optimizer state
+    or activations in host memory. Not where the search is long, or is one of many in ever less memory."""
+    full = found.ledger.upper > FULL * found.ledger.limit and found.timeline.seconds > LOST * found.bound
+    if not full or found.candidates > MANY or spec.objective.goal == "memory":
         return found
-    return _with_host(spec, False) or found
+    held = dict(found.ledger.worst.components)
+    # state goes there and back once a step, activations with every micro-batch
+    word = "optimizer" if held["optimizer"] > MUCH * found.ledger.peak else "activations"
+    if found.strategy.offload == word and not found.strategy.offloaded:
+        return found
+    hosted = _with_host(spec, False, (word,))
+    if hosted is None or hosted.timeline.step >= found.timeline.step:
+        return found
+    why = f"the best that was found without it takes {found.timeline.seconds / hosted.timeline.seconds - 1:.1%} more"
+    return _explained(spec, replace(hosted, bound=min(hosted.bound, found.bound)), why)
 
 
-def _with_host(spec: Spec, risk: bool) -> SearchResult | None:
-    """`both` first: where not even that fits, nothing less does."""
-    from titan.compiler.lower import with_settings
-
+def _with_host(spec: Spec, risk: bool, words: tuple[str, ...] = ()) -> SearchResult | None:
+    """The fastest with one of some words, or of all that are allowed; `both` first: where not even that fits, nothing
+    less does."""
     best: SearchResult | None = None
-    for word in allowed(spec, "offload")[:0:-1]:
+    for word in words or allowed(spec, "offload")[:0:-1]:
+        if word not in allowed(spec, "offload"):
+            continue
         pinned = replace(spec, parallel=replace(spec.parallel, offload=Wish("=", (word,))))
         try:
             found = _search(pinned, risk)
@@ -144,10 +167,16 @@ def _with_host(spec: Spec, risk: bool) -> SearchResult | None:
         best = found if best is None or found.timeline.step < best.timeline.step else best
     if best is None:
         return None
-    why = ("offload", "search", "without it nothing fits")
-    reasons = tuple(why if reason[0] == "offload" else reason for reason in best.strategy.reasons)
-    strategy = replace(best.strategy, reasons=reasons)
-    return replace(best, strategy=strategy, plan=with_settings(spec, best.plan, strategy))
+    return _explained(spec, best, "without it nothing fits")
+
+
+def _explained(spec: Spec, found: SearchResult, why: str) -> SearchResult:
+    """With a reason to keep something in host memory."""
+    from titan.compiler.lower import with_settings
+
+    reasons = tuple((k, "search", why) if k == "offload" else (k, o, text) for k, o, text in found.strategy.reasons)
+    strategy = replace(found.strategy, reasons=reasons)
+    return replace(found, strategy=strategy, plan=with_settings(spec, found.plan, strategy))
 
 
 def _search(spec: Spec, risk: bool, likely: Callable[[Plan], None] = ignored) -> SearchResult:

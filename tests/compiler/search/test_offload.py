@@ -167,3 +167,17 @@ def test_what_fits_with_state_on_the_host_is_better_than_what_may_not_fit(too_li
     found, here = (search(barely_enough(too_little, "none", *more)) for more in (("optimizer",), ()))
     assert (here.ledger.verdict, found.ledger.verdict) == ("at risk", "fits")
     assert found.strategy.offload != "none" and found.timeline.step < here.timeline.step
+
+
+def test_state_moves_where_full_memory_costs_more_than_its_copies(too_little: str) -> None:
+    """A plan fits on the device, with recompute; half of its memory is optimizer state that waits for its update."""
+    spec = spec_of(f"{int(too_little.split()[0]) + 1_620} MiB", parallel="micro_batch = 1")
+    found, here = (
+        search(replace(spec, parallel=replace(spec.parallel, offload=Wish("in", words))))
+        for words in (("none", "optimizer"), ("none",))
+    )
+    assert here.ledger.verdict == "fits" and here.strategy.recompute != "none"
+    assert found.strategy.offload == "optimizer" and found.timeline.step < 0.97 * here.timeline.step
+    assert found.bound <= found.timeline.seconds
+    why = {key: text for key, _, text in found.strategy.reasons}["offload"]
+    assert f"{here.timeline.seconds / found.timeline.seconds - 1:.1%} more" in why
