@@ -73,11 +73,15 @@ def _hints(spec: Spec, closest: Strategy, parts: dict[str, int], limit: int) -> 
     found = []
     state = parts["parameters"] + parts["gradients"] + parts["optimizer"]
     held = [key for key in THRIFTY if _held(spec, key)]
-    if state > limit:
+    room = limit - parts["reserved"]
+    if room <= 0:
+        taken = _gib(parts["reserved"])
+        found.append(Note(f"driver, context and libraries take {taken} of each device: more of them do not help"))
+    elif state > limit:
         text = f"parameters, gradients and optimizer state alone take {_gib(state)}: a shorter sequence does not help"
         found.append(Note(text))
         if not held:
-            needed = -(-spec.cluster.nodes * state // max(limit, 1))
+            needed = -(-spec.cluster.nodes * state // room)
             found.append(Note(f"sharded over more devices they would fit on about {needed} nodes"))
     if _whole_experts(spec, closest):
         text = "optimizer state of the experts is not sharded: each expert lies on one rank of data x context"

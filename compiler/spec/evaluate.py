@@ -23,6 +23,7 @@ from titan.compiler.spec.values import (
 )
 from titan.grammar import syntax
 from titan.grammar.diagnostics import Note, Span
+from titan.grammar.sources import library_path
 
 MAX_DEPTH = 64  # nested blocks and definitions that lead to definitions
 MAX_GROUPS = 4096  # terms in a sum of layers
@@ -115,7 +116,7 @@ class Evaluator:
         if first in scope.failed or (rest and similar(first, scope.failed)):
             return Broken(name.span)
         if rest:
-            raise _unknown(name, [*scope.modules, *scope.definitions], "known here:")
+            raise _unknown(name, [*scope.modules, *scope.definitions], "known here:", _imports(first))
         return Word(first, name.span)
 
     def _inside(self, value: Value, keys: tuple[str, ...], name: syntax.Name) -> Value:
@@ -254,10 +255,16 @@ def _put(fields: dict[str, Field], parts: tuple[str, ...], new: Field) -> dict[s
     return fields | {first: Field(key, "=", replace(inner, fields=_put(inner.fields, parts[1:], new)))}
 
 
-def _unknown(name: syntax.Name, known: object, intro: str) -> Refusal:
+def _imports(first: str) -> tuple[str, ...]:
+    """The imports that would define a name as one of the shipped library's files."""
+    found = sorted(library_path().glob(f"*/{first}.titan")) if first.isidentifier() else []
+    return tuple(f"import {path.parent.name}.{first}" for path in found)
+
+
+def _unknown(name: syntax.Name, known: object, intro: str, imports: tuple[str, ...] = ()) -> Refusal:
     names = [str(k) for k in known]  # type: ignore[attr-defined]
     near = tuple(".".join((*name.parts[:-1], s)) if len(name.parts) > 1 else s for s in similar(name.parts[-1], names))
-    near = near or similar(name.parts[0], names)
+    near = imports or near or similar(name.parts[0], names)
     notes = (Note(f"{intro} {', '.join(names[:20])}"),) if names else ()
     return Refusal("T210", f"unknown name `{name.dotted}`", name.span, near, notes)
 

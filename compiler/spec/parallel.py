@@ -56,6 +56,7 @@ CHOICES: dict[str, Choice] = {
     "late_check": Choice("flag", (True, False)),
     "stages": Choice("stages"),
 }
+NO_MEANING = "it has no meaning"
 _OTHER_WORDS = {
     "1f1b": ("one_f_one_b",),
     "pipedream_flush": ("one_f_one_b",),
@@ -138,7 +139,7 @@ def _listed(key: str, choice: Choice, value: Value, report: Report) -> Wish:
     if not kept:
         raise _unavailable(key, choice, dropped[0][0], value.span)
     for read, item in dropped:
-        report.warn("T225", f"`{read}` is left out of `{key}`: {choice.reason(read)}", item.span)
+        report.warn("T225", f"`{read}` is left out of `{key}`: {choice.reason(read) or NO_MEANING}", item.span)
     return Wish("in", tuple(kept), value.span)
 
 
@@ -151,9 +152,8 @@ def _check_available(key: str, choice: Choice, relation: str, read: Any, value: 
         raise _unavailable(key, choice, read, value.span)
     if relation == "<=" and read > max(choice.now):
         top = max(choice.now)
-        report.warn(
-            "T225", f"`{key} <= {read}` means {key} <= {top} in this version: {choice.reason(read)}", value.span
-        )
+        reason = choice.reason(read) or NO_MEANING
+        report.warn("T225", f"`{key} <= {read}` means {key} <= {top} in this version: {reason}", value.span)
 
 
 def _read(key: str, choice: Choice, value: Value) -> Any:
@@ -191,7 +191,7 @@ def _whole(key: str, value: Value, least: int) -> int:
 
 def _unavailable(key: str, choice: Choice, read: Any, span: Span) -> Refusal:
     offered = ", ".join(str(v) for v in choice.now)
-    message = f"`{key} = {read}` is not available in this version: {choice.reason(read) or 'it has no meaning'}"
+    message = f"`{key} = {read}` is not available in this version: {choice.reason(read) or NO_MEANING}"
     return Refusal("T224", f"{message}; available: {offered}", span, tuple(str(v) for v in choice.now))
 
 

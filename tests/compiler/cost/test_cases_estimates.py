@@ -69,6 +69,13 @@ def test_S_MEM_01_a_short_sequence_does_not_make_states_fit() -> None:
     assert "a shorter sequence does not help" in text and "this would fit: zero = 3" in text
 
 
+def test_no_number_of_devices_helps_where_the_driver_fills_the_limit() -> None:
+    spec = spec_of("tiny.llama", "tensor = 1, pipeline = 1", devices=1, batch="1", sequence="64")
+    share = 0.5 * spec.cluster.memory_reserved / spec.cluster.device.memory
+    text = refusal(replace(spec, objective=spec.objective.model_copy(update={"memory_fraction": share})))
+    assert "libraries take 900 MiB of each device" in text and "they would fit on about" not in text
+
+
 def test_S_MEM_02_what_is_called_needed_holds_more_than_states() -> None:
     """ZeRO-3 on four devices: the formula of 18 bytes per parameter is what states take, and less than the peak."""
     spec = spec_of("llama.llama2_7b", devices=4, batch="4", sequence="2048")

@@ -133,6 +133,7 @@ MISTAKES = {
     "no choice": ("precision = fp32", "precision = bf61", "T217", "bf61", "bf16"),
     "unknown name": ("nvidia.dgx_h100", "nvidia.dgx_h10", "T210", "nvidia.dgx_h10", "nvidia.dgx_h100"),
     "unknown module": ("nvidia.dgx_h100", "nvidea.dgx_h100", "T210", "nvidea.dgx_h100", "nvidia"),
+    "not imported": ("nvidia.dgx_h100", "qwen.small", "T210", "qwen.small", "import models.qwen"),
     "nothing to import": ("import models.llama", "import models.lama", "T218", "models.lama", "models.llama"),
     "wish outside parallel": ("sequence = 128", "sequence <= 128", "T223", "sequence", None),
     "order of names": ("tensor = 2", "schedule <= gpipe", "T223", "schedule", None),
@@ -327,6 +328,7 @@ def test_wishes_hold_what_they_say() -> None:
 def test_later_choices_are_dropped_from_wishes_with_a_warning() -> None:
     spec = resolved(spec_text("zero <= 4\n region <= 8\n schedule in [gpipe]\n recompute in [full]"))
     assert codes(spec.warnings) == ["T225"] * 2
+    assert all(warning.message.partition(": ")[2] for warning in spec.warnings)  # a reason
     assert spec.parallel.schedule.value == "gpipe" and spec.parallel.recompute.value == "full"
 
 
