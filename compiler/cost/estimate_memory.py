@@ -113,11 +113,6 @@ class MemoryForms(LayerPrices):
             peak = held if held > peak else peak
         return round(peak)
 
-    def state_alone(self, s: Strategy) -> int:
-        """Bytes that the fullest rank does not get below, whatever the micro-batch and the recompute."""
-        layers = -(-self.shape.layers * schedule_row(s.schedule).copies // s.pipeline)
-        return int(int(self._held_state(s, layers, 0)) * self.slack) + self.machine.reserved
-
     def _held_state(self, s: Strategy, layers: float, ends: int) -> float:
         """Bytes of parameters, gradients and optimizer state of a rank, with whole buckets beside its shards."""
         held = self._weights(s, layers, ends) * self._buffers(s, 1.0) + layers * self._expert_buffers(s, 1.0)

@@ -253,8 +253,7 @@ class _Hunt:
     def _try(self, entry: _Entry) -> None:
         """The fastest sharding that fits with the entry's tier; what recomputes more is queued again."""
         s, tier, ladder = entry.strategy, self.tiers[entry.tier], self.ladders.of(entry.strategy)
-        ways, more = ladder.try_tier(self.estimator, s, tier, self.limit)
-        tried = tuple(Candidate(*found) for found in ways)
+        tried = tuple(Candidate(*found) for found in ladder.try_tier(self.estimator, s, tier, self.limit))
         self.priced += len(tried)
         fitting = [c for c in tried if c.estimate.memory <= self.limit]
         if fitting:
@@ -262,9 +261,9 @@ class _Hunt:
         elif entry.base not in self.found:
             known = (self.others[entry.base],) if entry.base in self.others else ()
             self.others[entry.base] = min((*known, *tried), key=lambda c: c.estimate.memory)
-        # where what saves least fits, or nothing else can, recompute would only cost time
+        # where what saves least fits, recompute would only cost time
         whole = any(c.strategy.zero == ladder.options[0]["zero"] for c in fitting)
-        if (more or entry.base not in self.found) and not whole and entry.tier + 1 < len(self.tiers):
+        if not whole and entry.tier + 1 < len(self.tiers):
             self._push(s, entry.tier + 1, (), entry.base)
 
     def _keep(self, base: int, candidate: Candidate) -> None:
@@ -307,13 +306,10 @@ def saved(ladders: Ladders, estimator: Estimator, candidate: Candidate, limit: i
     for tier in ladders.tiers:
         if estimator.bound(candidate.strategy, tier) >= (best.estimate.seconds if best else enough):
             break
-        ways, more = ladder.try_tier(estimator, candidate.strategy, tier, limit)
-        tried = tuple(Candidate(*found) for found in ways)
+        tried = tuple(Candidate(*found) for found in ladder.try_tier(estimator, candidate.strategy, tier, limit))
         fitting = [c for c in tried if c.estimate.memory <= limit]
         best = min((*fitting, *([best] if best else [])), key=lambda c: c.key, default=None)
         smallest = min((smallest, *tried), key=lambda c: c.estimate.memory)
-        if best and not more:
-            break
     return best or smallest
 
 
