@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from titan.compiler.plan.program import Plan
@@ -34,9 +34,6 @@ from titan.runtime.launch import Options, Outcome, Watch
 from titan.runtime.run import Job, RankRun, where
 from titan.runtime.world import LOOPBACK, World
 from torch._C._distributed_c10d import FileStore
-
-if TYPE_CHECKING:
-    pass
 
 ECHO = 0.3  # seconds in which a second signal is the first one's echo
 GRACE = 0.8  # seconds for the others to leave by themselves after a failure
