@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-from titan.compiler.commands.output import print_json, say
+from titan.compiler.commands.output import print_json, say, write_text
 from titan.grammar.diagnostics import Diagnostic, TitanError
 
 FORMATS = ("pipeline-csv",)
@@ -26,10 +26,7 @@ def export(form: str, source: str, output: Path | None) -> int:
     if output is None:
         click.echo(text, nl=False)
         return 0
-    try:
-        output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise TitanError(Diagnostic("T603", f"{output} cannot be written: {error.strerror}")) from None
+    write_text(output, text)
     say(f"wrote {output}")
     return 0
 

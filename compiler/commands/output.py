@@ -1,10 +1,11 @@
-"""What commands share when they print: JSON of diagnostics to stdout, pictures of warnings to stderr."""
+"""What commands share when they print or write: JSON on stdout, pictures of warnings on stderr, files."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from titan.grammar.diagnostics import Diagnostic, Span, TitanError, render_all
@@ -18,6 +19,14 @@ def print_json(value: Any) -> None:
 def say(text: str = "") -> None:
     """A line for people."""
     print(text, file=sys.stderr)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Some folders, such as those of the kernel, refuse only when they are written to. Errors: T603."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise TitanError(Diagnostic("T603", f"{path} cannot be written: {error.strerror}")) from None
 
 
 def show(diagnostics: Iterable[Diagnostic]) -> None:

@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 
 import click
-from titan.compiler.commands.output import print_json, say
+from titan.compiler.commands.output import print_json, say, write_text
 from titan.compiler.commands.runtime import require_runtime
 from titan.grammar.diagnostics import Diagnostic, TitanError
 
@@ -59,7 +59,7 @@ def profile(output: Path, ranks: int | None, device: str, quick: bool, as_json: 
     from datetime import date
 
     text = write.cluster_text(found, output.stem, date.today())
-    _write(output, text)
+    write_text(output, text)
     seconds = time.perf_counter() - started
     if found.left_out:
         say(f"for want of time left out, so that larger ones are extrapolated: {'; '.join(found.left_out)}")
@@ -113,11 +113,3 @@ def _check(output: Path) -> None:
         raise TitanError(Diagnostic("T603", f"{output} cannot be written: there is no folder {output.parent}"))
     if not os.access(output if output.exists() else output.absolute().parent, os.W_OK):
         raise TitanError(Diagnostic("T603", f"{output} cannot be written: no right to write there"))
-
-
-def _write(output: Path, text: str) -> None:
-    """Some folders, such as those of the kernel, refuse only now. Errors: T603."""
-    try:
-        output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise TitanError(Diagnostic("T603", f"{output} cannot be written: {error.strerror}")) from None
