@@ -65,7 +65,7 @@ def why_not(spec: Spec, question: str) -> WhyNot:
     for key, value in asked:
         now = CHOICES[key].now
         if now and value not in now:
-            reason = CHOICES[key].reason(value) or "it has no meaning"
+            reason = CHOICES[key].why_not(value)
             message = f"`{key} = {value}` is not available in this version: {reason}"
             return WhyNot(asked, None, TitanError(Diagnostic("T224", message, nearest=tuple(map(str, now)))), ())
     wishes = {key: Wish("=", (value,)) for key, value in asked}

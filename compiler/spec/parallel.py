@@ -29,6 +29,10 @@ class Choice:
         """Why a value is not in this version; empty when it is no value at all."""
         return self.later.get(value, "") if isinstance(self.later, dict) else self.later
 
+    def why_not(self, value: Any) -> str:
+        """The same in words for every value."""
+        return self.reason(value) or "it has no meaning"
+
 
 CHOICES: dict[str, Choice] = {
     "region": Choice("degree", (1,), "training over several regions is not built yet"),
@@ -56,7 +60,6 @@ CHOICES: dict[str, Choice] = {
     "late_check": Choice("flag", (True, False)),
     "stages": Choice("stages"),
 }
-NO_MEANING = "it has no meaning"
 _OTHER_WORDS = {
     "1f1b": ("one_f_one_b",),
     "pipedream_flush": ("one_f_one_b",),
@@ -139,7 +142,7 @@ def _listed(key: str, choice: Choice, value: Value, report: Report) -> Wish:
     if not kept:
         raise _unavailable(key, choice, dropped[0][0], value.span)
     for read, item in dropped:
-        report.warn("T225", f"`{read}` is left out of `{key}`: {choice.reason(read) or NO_MEANING}", item.span)
+        report.warn("T225", f"`{read}` is left out of `{key}`: {choice.why_not(read)}", item.span)
     return Wish("in", tuple(kept), value.span)
 
 
@@ -152,8 +155,9 @@ def _check_available(key: str, choice: Choice, relation: str, read: Any, value: 
         raise _unavailable(key, choice, read, value.span)
     if relation == "<=" and read > max(choice.now):
         top = max(choice.now)
-        reason = choice.reason(read) or NO_MEANING
-        report.warn("T225", f"`{key} <= {read}` means {key} <= {top} in this version: {reason}", value.span)
+        report.warn(
+            "T225", f"`{key} <= {read}` means {key} <= {top} in this version: {choice.why_not(read)}", value.span
+        )
 
 
 def _read(key: str, choice: Choice, value: Value) -> Any:
@@ -191,7 +195,7 @@ def _whole(key: str, value: Value, least: int) -> int:
 
 def _unavailable(key: str, choice: Choice, read: Any, span: Span) -> Refusal:
     offered = ", ".join(str(v) for v in choice.now)
-    message = f"`{key} = {read}` is not available in this version: {choice.reason(read) or NO_MEANING}"
+    message = f"`{key} = {read}` is not available in this version: {choice.why_not(read)}"
     return Refusal("T224", f"{message}; available: {offered}", span, tuple(str(v) for v in choice.now))
 
 
