@@ -141,7 +141,7 @@ def _faster_with_host(spec: Spec, found: SearchResult) -> SearchResult:
     held = dict(found.ledger.worst.components)
     # state goes there and back once a step, activations with every micro-batch
     word = "optimizer" if held["optimizer"] > MUCH * found.ledger.peak else "activations"
-    if found.strategy.offload == word and not found.strategy.offloaded:
+    if word not in allowed(spec, "offload") or (found.strategy.offload == word and not found.strategy.offloaded):
         return found
     hosted = _with_host(spec, False, (word,))
     if hosted is None or hosted.timeline.step >= found.timeline.step:
@@ -155,8 +155,6 @@ def _with_host(spec: Spec, risk: bool, words: tuple[str, ...] = ()) -> SearchRes
     less does."""
     best: SearchResult | None = None
     for word in words or allowed(spec, "offload")[:0:-1]:
-        if word not in allowed(spec, "offload"):
-            continue
         pinned = replace(spec, parallel=replace(spec.parallel, offload=Wish("=", (word,))))
         try:
             found = _search(pinned, risk)
