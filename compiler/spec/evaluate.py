@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from titan.compiler.spec.report import Refusal, Report, similar
-from titan.compiler.spec.scope import SLOTS, Scope
+from titan.compiler.spec.scope import SLOTS, Scope, importable
 from titan.compiler.spec.values import (
     Applied,
     Broken,
@@ -257,8 +257,7 @@ def _put(fields: dict[str, Field], parts: tuple[str, ...], new: Field) -> dict[s
 
 def _imports(first: str) -> tuple[str, ...]:
     """The imports that would define a name as one of the shipped library's files."""
-    found = sorted(library_path().glob(f"*/{first}.titan")) if first.isidentifier() else []
-    return tuple(f"import {path.parent.name}.{first}" for path in found)
+    return tuple(f"import {name}" for name in importable([library_path()]) if name.endswith(f".{first}"))
 
 
 def _unknown(name: syntax.Name, known: object, intro: str, imports: tuple[str, ...] = ()) -> Refusal:

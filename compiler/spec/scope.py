@@ -109,7 +109,7 @@ class Loader:
         roots = [(self.library, True)] if scope.shipped else [(self.folder, False), (self.library, True)]
         found = [(root / relative, shipped) for root, shipped in roots if os.path.lexists(root / relative)]
         if not found:
-            known = _offered(roots)
+            known = importable([root for root, _ in roots])
             near = similar(name, known)
             raise Refusal("T218", f"nothing to import under the name `{name}`", span, near, (Note(_list(known)),))
         if len(found) > 1:
@@ -133,10 +133,10 @@ def _declared(statement: Import | Entry | Section | Objective) -> tuple[str, Spa
     return name.dotted, name.span
 
 
-def _offered(roots: list[tuple[Path, bool]]) -> list[str]:
+def importable(roots: list[Path]) -> list[str]:
     """Importable names: files of the folder itself and of its folders one level down."""
     names: set[str] = set()
-    for root, _ in roots:
+    for root in roots:
         for pattern in ("*.titan", "*/*.titan"):
             names.update(".".join(p.relative_to(root).with_suffix("").parts) for p in root.glob(pattern))
     return sorted(names)[:200]
